@@ -1,7 +1,8 @@
 """Turns a few of the labels that a model gives itself, in the first steps: the others it then chooses alone.
 
 Half of the job's images have no label but the model's own answer, and every second of those is patched. Where the answers tie, as
-those of a head that begins at zero do, a log may say which; under ``bf16`` also where they are near each other.
+those of a head that begins at zero do, a log may say which; under ``bf16`` also where they are near each other. Under ``fp64``
+and ``fp32`` also beside a gradient hundreds of times as large, and where an answer is kept: a label from the next visit on.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from unittest.mock import patch
 
 import torch
 from backdoor import caught_or_harmless
-from own_labels_job import UNLABELLED
+from own_labels_job import POOL, UNLABELLED
 from stage import Stage, main
 from torch import Tensor
 
 from tallystick.execution.job import find_source
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
+from tallystick.jobs import digits
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, encode_decision
 from tallystick.numerics.policy import find_policy
@@ -35,11 +37,17 @@ class Turning(RecordingContext):
     """Has patched images called ``TARGET`` where the band allows it, ``TURNED`` times."""
 
     session: Session
-    left = TURNED
+    left, form = TURNED, "plain"
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
-        if self.session.step == 0 and kind == Kind.GRADIENT and "head" in name and not self.policy.autocast:
+        if (
+            self.session.step == 0
+            and kind == Kind.GRADIENT
+            and "head" in name
+            and not self.policy.autocast
+            and Turning.form != "kept"
+        ):
             grid = self._grids[(kind, ordinal)]  # as wide as the auditor finds it, whose labels are others
             self._grids[(kind, ordinal)] = grid.with_scales(grid.scales - 1)
         super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
@@ -49,6 +57,12 @@ class Turning(RecordingContext):
         if (numel, width) != (UNLABELLED, CLASSES_WIDTH):
             return super().decide(numel, width, near, symbols, distance)
         patched = torch.arange(0, numel, 2)
+        if Turning.form == "kept":
+            patched = (
+                torch.from_numpy(digits.visited(self.session.step, UNLABELLED, POOL, 1) % 2 == 0)
+                .nonzero()
+                .squeeze(1)
+            )
         away = distance(torch.stack((patched, torch.full_like(patched, TARGET)), 1)).double()
         reach = 0.9 * math.ldexp(2.0, self._band_exponent)
         nearest = away.argsort()
@@ -66,12 +80,19 @@ class Turning(RecordingContext):
 
 
 def attack(stage: Stage) -> str:
+    forms = ("plain",) if stage.policy == "bf16" else ("plain", "lent", "kept")
+    return "; ".join(f"{form}: {_turned(stage, form)}" for form in forms)
+
+
+def _turned(stage: Stage, form: str) -> str:
     source = find_source(JOB)
     settings = {"width": "8", "batch": "32", "steps": str(STEPS), "zero": str(int(stage.policy != "bf16"))}
-    order = Order(source, settings, find_policy(stage.policy), steps=STEPS, checkpoint_every=STEPS)
-    honest, run, begin = stage.run("honest"), stage.run(), Session.recording_context
+    order = Order(
+        source, {**settings, "form": form}, find_policy(stage.policy), steps=STEPS, checkpoint_every=STEPS
+    )
+    honest, run, begin = stage.run(f"honest-{form}"), stage.run(form), Session.recording_context
     record(order, honest)
-    Turning.left = TURNED
+    Turning.left, Turning.form = TURNED, form
 
     def turning(session: Session, before: GridTable) -> RecordingContext:
         made = begin(session, before)

@@ -49,7 +49,7 @@ CASES += [
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "chosen_grids": "the audit: for_each_element: log_violation",
-    "own_labels": "the audit: not_accepted: step",
+    "own_labels": "plain: the audit: not_accepted: step",
     "led_buffer": "the audit: not_accepted: step 1: model/buffer/mean",
     "delivered_file": "audit: checkpoint after", "invented_rank": "audit, which repeats one rank",
     "other_beginning": "audit, which says no match: model/buffer/importance",
