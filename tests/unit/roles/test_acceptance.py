@@ -176,7 +176,8 @@ def noted_of(
     """What an auditor notes whose own noise of a gradient of 512 elements, scale one, is ``noise``."""
     place = (int(Kind.GRADIENT), 0)
     measured = SiteNoise(noise, np.zeros(1, dtype=np.int64), 1.0, noise, 512)
-    grid = site_grid(POLICIES["bf16"], Kind.GRADIENT, -5, np.zeros(1, dtype=np.int64))
+    band = -5 if noise < 0.25 else NOISE_BAND
+    grid = site_grid(POLICIES["bf16"], Kind.GRADIENT, band, np.zeros(1, dtype=np.int64))
     auditor = Acceptance(Limits(), Freedom())
     auditor._yardstick = Yardstick(POLICIES["bf16"], Calibration({place: measured}, GridTable({place: grid})))
     made: Any = SimpleNamespace(policy=POLICIES["bf16"], parameters=[("w", torch.zeros(512))], sites=[])
@@ -203,7 +204,7 @@ def test_decisions_bend_one_gradient_by_four_times_that_at_most(moved: float, no
 
 
 def test_what_decisions_make_of_noise_is_noise() -> None:
-    assert noted_of(0.001, 513.0, 512.0, noise=0.25)[1].excesses == []
+    assert noted_of(0.001, 2048.0, 512.0, noise=0.25)[1].excesses == []
 
 
 def of_all_steps(auditor: Acceptance) -> list[str]:
