@@ -82,6 +82,22 @@ def test_a_followed_loop_matches_and_one_on_other_data_does_not(
     assert [segment.verdict for segment in wrong.segments] == ["match", "mismatch", "match"]
 
 
+@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])
+def test_a_loop_that_adds_up_small_parts_is_accepted_where_it_is_calibrated(
+    policy: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    every = 1 if policy == "fp32" else 3
+    train(
+        tallystick.Recorder(path, policy=policy, steps=STEPS, recalibrate_every=every, program=__file__),
+        parts=4,
+    )
+
+    report = train(tallystick.Follower(path, program=__file__), parts=4)
+
+    assert (report.verdict, report.first) == ("match", None)
+
+
 def test_data_that_differ_in_last_bits_alone_accuse_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

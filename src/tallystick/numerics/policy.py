@@ -234,7 +234,7 @@ FP32 = Policy(
     recalibrate_every=100,
     gradient_spacing=4,  # 11 makes logs a third as long, and losses of small models worse (docs/adr/0011)
     gradient_coarsest=-3,
-    gradient_steer=-21,
+    gradient_steer=-20,
 )
 
 BF16 = Policy(

@@ -22,7 +22,7 @@ from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
-from tallystick.execution.noise.yardstick import Yardstick
+from tallystick.execution.noise.yardstick import Yardstick, with_earlier_decisions
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import OUTGROWN, Site, is_noise_only, scale_exponent
 from tallystick.execution.rounding.headers import NOISE_GROWS
@@ -145,6 +145,8 @@ class Acceptance:
         except Nondeterminism as problem:
             self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
         else:
+            if own is not None and is_trainers and not session.is_calibration_step(session.step):
+                measured = with_earlier_decisions(measured, own.measured)
             self._yardstick = Yardstick(session.policy, measured, own, is_trainers=is_trainers)
 
     @contextmanager

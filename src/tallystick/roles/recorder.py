@@ -33,11 +33,12 @@ from typing import Any
 
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.loop import Loop, main_program
 from tallystick.roles.run_writer import RunWriter
-from tallystick.roles.trainer import specification_of
+from tallystick.roles.trainer import has_outgrown, specification_of
 from tallystick.run.documents import JobRecord, RunStatement, Specification
 from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory
@@ -134,13 +135,29 @@ class Recorder(Loop[RunStatement]):
             writer.begin(self._specification, self._program)
         context = session.recording_context(before)
         clock = time.perf_counter()
-        with self._bracket(context, batch) as placed:
-            yield placed
+        session.listeners.gradients = lambda: self._calibrate_if_outgrown(batch, context)
+        try:
+            with self._bracket(context, batch) as placed:
+                yield placed
+        finally:
+            session.listeners.gradients = None
         frame = context.finish()
         session.settle(context)
         self.phases.add("step", clock)
         writer.write_step(number, self._outcome, frame)
         self._left = session.state.marks(), self._outcome.fingerprint
+
+    def _calibrate_if_outgrown(self, batch: Any, context: RecordingContext) -> None:
+        """Measure the noise again before gradients are rounded of which one is far larger than when it was measured.
+
+        The loop alone can take the step, so that what it decided before stays on the grids it was decided on.
+        """
+        if has_outgrown(self.session, context):
+            clock = time.perf_counter()
+            with self.session.interlude():
+                measured = calibrate(self.session, self._probe(batch), repeats=1, seed=self._seed).table
+            context.regrid(measured)
+            self.phases.add("calibrate", clock)
 
     def _specification(self, root: str, program: Program) -> Specification:
         return specification_of(

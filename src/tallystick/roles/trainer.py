@@ -283,10 +283,7 @@ class _Recording:
     def _calibrate_if_outgrown(self, backward: Backward, context: RecordingContext) -> None:
         """Measure the noise and log the step again where a gradient is far larger than when its noise was measured."""
         session = self.session
-        if context.is_calibrated or not any(
-            p.grad is not None and context.has_outgrown(ordinal, size_of(p.grad), p.numel())
-            for ordinal, (_, p) in enumerate(session.parameters)
-        ):
+        if not has_outgrown(session, context):
             return
         with session.interlude():
             self._calibrate(backward, repeats=1)
@@ -301,6 +298,14 @@ class _Recording:
         calibration = calibrate(self.session, backward, repeats=repeats, seed=self.order.seed)
         self.session.table = calibration.table
         self.writer.phases.add("calibrate", started)
+
+
+def has_outgrown(session: Session, context: RecordingContext) -> bool:
+    """Whether some gradient of the step is far larger than when its noise was measured, before this step."""
+    return not context.is_calibrated and any(
+        p.grad is not None and context.has_outgrown(ordinal, size_of(p.grad), p.numel())
+        for ordinal, (_, p) in enumerate(session.parameters)
+    )
 
 
 @contextmanager

@@ -348,6 +348,22 @@ def _completed(measured: Calibration, before: Calibration) -> Calibration:
     return replace(measured, noise={**measured.noise, **kept}, table=table, weights=weights)
 
 
+def with_earlier_decisions(measured: Calibration, before: Calibration) -> Calibration:
+    """Return ``measured`` with the noise of those decisions that was larger when ``before`` was measured.
+
+    Who records a loop of another's writing measures in the middle of a step, when decisions have been taken as measured before.
+    """
+    noise, sites = {**measured.noise}, {**measured.table.sites}
+    for place, old in before.noise.items():
+        now = noise.get(place)
+        if place[0] == Kind.DECISION and now is not None and now.relative < old.relative:
+            noise[place] = old
+            site = (Kind.DECISION, place[1])
+            if site in before.table.sites:
+                sites[site] = before.table.sites[site]
+    return replace(measured, noise=noise, table=GridTable(sites))
+
+
 def octaves_allowed(elements: int) -> int:
     """Return by how many powers of two a band may differ from the auditor's own at a site of so many elements."""
     return BAND_OCTAVES + -(-max(0, FEW - max(elements, 1).bit_length()) // 2)

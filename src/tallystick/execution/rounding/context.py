@@ -60,6 +60,12 @@ from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.rounding import round_recorded, round_recorded_residues
 from tallystick.numerics.tensor_measures import block_rms
 
+AFTER_BACKWARD = (
+    Kind.GRADIENT,
+    Kind.STATE,
+    Kind.BUFFER,
+)  # sites of which none is rounded before the optimizer steps
+
 
 class RoundingContext(DecisionContext, Protocol):
     """A context of one step."""
@@ -88,7 +94,7 @@ class RecordingContext:
     ``table`` holds the grids before the step, ``current`` those calibrated since, if any; after
     ``finish``, ``table`` holds the grids after the step. No scale falls below that of ``base``, the grids of the last
     calibration: where a batch happens to give a small gradient, the noise does not get smaller with it. ``extra`` says that
-    the noise was measured before this step although that was not due.
+    the noise was measured before this step although that was not due, ``is_first`` that no step was before.
     """
 
     policy: Policy
@@ -97,6 +103,7 @@ class RecordingContext:
     base: GridTable = field(default_factory=GridTable)
     rank: int = 0
     extra: bool = False
+    is_first: bool = False
     payloads: dict[SiteAddress, bytes] = field(default_factory=dict[SiteAddress, bytes])
     _micro_batch: int = 0
     _ordinal: int = -1
@@ -123,6 +130,12 @@ class RecordingContext:
         self.payloads.clear()
         self.table, self.current, self.base, self.extra = self._before, measured, GridTable(), True
         self._start()
+
+    def regrid(self, measured: GridTable) -> None:
+        """Round gradients, and what follows from them, on grids just measured; what was rounded before stays on its own."""
+        later = {place: grid for place, grid in measured.sites.items() if place[0] in AFTER_BACKWARD}
+        self._grids |= later
+        self.table, self.base, self.extra = GridTable({**self.table.sites, **later}), GridTable(), True
 
     def has_outgrown(self, ordinal: int, rms: float, numel: int) -> bool:
         """Whether a gradient of this size is so much larger than when its noise was measured that it says nothing now.
@@ -186,13 +199,9 @@ class RecordingContext:
             grid = self._grids[(kind, ordinal)] = self._with_reach(ordinal, grid, x)
         elif grid.scales.size:
             rms = block_rms(x, grid.scales.size)
-            scales = (
-                settled_scales(grid.scales.astype(np.int64), rms, self.policy.row_scales)
-                if rms.any()
-                else grid.scales
-            )
             place = (kind, ordinal)
             base, before = self.base.sites.get(place), self._before.sites.get(place)
+            scales = self._scales(kind, grid, before, rms) if rms.any() else grid.scales
             kept = kept_scales(base, before, self.policy, grid.scales.size)
             scales = scales if kept is None else np.maximum(scales, kept)
             if (
@@ -214,6 +223,24 @@ class RecordingContext:
         entries = round_recorded(x, grid, out=out, old=old, key=key, name=name)
         if len(entries):
             self.payloads[address] = encode(entries)
+
+    def _scales(self, kind: Kind, grid: SiteGrid, before: SiteGrid | None, rms: np.ndarray) -> np.ndarray:
+        """Return the scales that follow from a site's own values, its ``grid``, and the one ``before`` this step.
+
+        In a step that was calibrated, a gradient's settle from those before, and no buffer's are larger than those would be: the
+        measured ones belong to the step's batch as a whole, and a loop of one's own may take it in parts.
+        """
+        rows, measured = self.policy.row_scales, grid.scales.astype(np.int64)
+        if rows or not self.is_calibrated or kind not in (Kind.GRADIENT, Kind.BUFFER):
+            return settled_scales(measured, rms, rows)
+        last = (
+            None
+            if self.is_first or before is None or is_noise_only(before)
+            else before.scales.astype(np.int64)
+        )
+        last = None if last is None or last.size != rms.size else last
+        settled = settled_scales(last, rms)
+        return settled if kind == Kind.GRADIENT else np.minimum(settled, settled_scales(measured, rms))
 
     def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
         """Round, logging the ambiguous elements; the scale is that of the step's first micro-batch."""

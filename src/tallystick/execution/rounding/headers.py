@@ -34,6 +34,7 @@ from tallystick.execution.rounding.grids import (
     loudest_band,
     lowest_floor,
     lowest_scale,
+    row_scales_of,
     sampled_scale,
     scale_exponent,
     scale_exponents,
@@ -315,6 +316,9 @@ class HeaderChecks:
         widest = self.yardstick.widest_rows(place) if self.is_calibrated else None
         if widest is None or widest.size != rms.size:
             widest = np.full(rms.size, np.iinfo(np.int64).max >> 1)
+        widest = np.maximum(
+            widest, row_scales_of(rms, dips) + 1
+        )  # a loop of one's own may sum parts of what was measured
         kept = kept_scales(None, before, self.policy, rms.size)
         if kept is not None:
             narrowest, widest = np.maximum(narrowest, kept), np.maximum(widest, kept)

@@ -175,7 +175,9 @@ class Session:
     def recording_context(self, before: GridTable) -> RecordingContext:
         """Return the context that records the next step; ``before`` holds the grids as they were before a calibration."""
         base = GridTable() if self.is_calibration_step(self.step) else self.base
-        return RecordingContext(self.policy, before, current=self.table, base=base, rank=self.rank)
+        return RecordingContext(
+            self.policy, before, current=self.table, base=base, rank=self.rank, is_first=self.step == 0
+        )
 
     def following_context(self, frame: bytes, yardstick: Yardstick | None = None) -> FollowingContext:
         """Return the context that follows ``frame`` in the next step, held against ``yardstick`` if there is one.
