@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.session.session import Session
 from tallystick.roles.audit_report import AuditReport
 from tallystick.roles.auditor import audit
 from tallystick.roles.trainer import record
@@ -117,7 +117,7 @@ def test_a_layer_that_measured_steps_leave_out_is_measured_where_it_appears(
     assert audit(honest, order.source).verdict == "match"
 
     with (
-        patch.object(RecordingContext, "has_outgrown", lambda *_: False),
+        patch.object(Session, "has_outgrown", lambda _: False),
         steering.steering(steering.Attacker(steering.Limits(audited=0.9, pull=30.0))),
     ):
         record(order, run)

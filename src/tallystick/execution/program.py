@@ -69,7 +69,7 @@ class LocalProgram:
     allowed: Program | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
     _parked: dict[str, ModuleType] = field(default_factory=dict[str, ModuleType])
-    _names: frozenset[str] = frozenset()
+    _loaded: tuple[int, str | None] = (0, None)
 
     def collect(self) -> tuple[Program, dict[str, bytes]]:
         """Return the program as far as it is loaded by now, and the bytes of its files by name.
@@ -141,10 +141,10 @@ class LocalProgram:
                 f"step {step}: environment variable {late[0]} was read after the program had been committed to; "
                 "read it in build, or make it a setting of the job"
             )
-        names = frozenset(sys.modules)
-        if names == self._names:
+        loaded = len(sys.modules), next(reversed(sys.modules), None)  # what is new stands last
+        if loaded == self._loaded:
             return
-        self._names = names
+        self._loaded = loaded
         if found := self.compare_loaded(stated):
             raise OtherProgram(
                 f"step {step}: {found[0].subject} was loaded after the program had been committed to; "

@@ -63,12 +63,10 @@ typedef struct {
     int64_t type;
 } Marked;
 
-/* The sum of the fingerprints of several tensors. */
-EXPORT uint64_t tally_fingerprints(const Marked *tensors, int64_t count) {
-    uint64_t total = 0;
+/* Write the fingerprints of several tensors to out. */
+EXPORT void tally_fingerprints(const Marked *tensors, int64_t count, uint64_t *out) {
     for (int64_t i = 0; i < count; i++)
-        total += tally_fingerprint(tensors[i].x, (int32_t)tensors[i].type, 0, tensors[i].n, tensors[i].base);
-    return total;
+        out[i] = tally_fingerprint(tensors[i].x, (int32_t)tensors[i].type, 0, tensors[i].n, tensors[i].base);
 }
 
 /* Return the binary64 sum of squares of elements [begin, end), added in LANES interleaved sums. */
@@ -83,19 +81,37 @@ FAST EXPORT double tally_square_sum(const void *x, int32_t type, int64_t begin, 
 }
 
 /* Return the sum of squares of elements 0, stride, 2 stride and so on, n of them, added as tally_square_sum adds n in a row. */
-EXPORT double tally_sampled_square_sum(const double *x, int64_t stride, int64_t n) {
-    enum { SOON = 24 }; /* elements ahead: each of them waits for memory on its own */
-    double values[RUN], lanes[LANES] = {0};
-    for (int64_t at = 0; at < n; at += RUN) {
-        int length = (int)smaller(n - at, RUN);
-        const double *from = x + at * stride;
-        for (int i = 0; i < length; i++) {
-            __builtin_prefetch((const void *)((uintptr_t)from + (uintptr_t)((i + SOON) * stride) * sizeof *x), 0);
-            values[i] = from[i * stride];
-        }
-        add_squares(lanes, values, length);
+enum { SOON = 24 }; /* elements ahead: each of them waits for memory on its own */
+#define SAMPLED(name, T)                                                                                             \
+    INLINE double name(const T *x, int64_t stride, int64_t n) {                                                      \
+        double values[RUN], lanes[LANES] = {0};                                                                      \
+        for (int64_t at = 0; at < n; at += RUN) {                                                                    \
+            int length = (int)smaller(n - at, RUN);                                                                  \
+            const T *from = x + at * stride;                                                                         \
+            for (int i = 0; i < length; i++) {                                                                       \
+                __builtin_prefetch((const void *)((uintptr_t)from + (uintptr_t)((i + SOON) * stride) * sizeof *x), 0); \
+                values[i] = from[i * stride];                                                                        \
+            }                                                                                                        \
+            add_squares(lanes, values, length);                                                                      \
+        }                                                                                                            \
+        return sum_of_lanes(lanes);                                                                                  \
     }
-    return sum_of_lanes(lanes);
+SAMPLED(sampled32, float)
+SAMPLED(sampled64, double)
+
+/* One tensor: n elements at x, every stride-th of it. */
+typedef struct {
+    const void *x;
+    int64_t n, stride, type;
+} Sample;
+
+/* Write the sums of squares of several samples to out. */
+EXPORT void tally_sampled_square_sums(const Sample *samples, int64_t count, double *out) {
+    for (int64_t i = 0; i < count; i++) {
+        const Sample *one = samples + i;
+        out[i] = one->type == 0 ? sampled32((const float *)one->x, one->stride, one->n)
+                                : sampled64((const double *)one->x, one->stride, one->n);
+    }
 }
 
 /* Write the sums of squares of blocks [first, last) of rows elements each. */

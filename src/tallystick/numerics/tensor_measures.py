@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from tallystick.numerics.reference import GOLDEN
 from tallystick.numerics.rounding_triton import has_triton, triton
 
 KINDS = {torch.float32: 0, torch.float64: 1}
+SAMPLES = 1 << 16  # elements of a tensor that are looked at, at most
 CHUNK = 1 << 20  # elements held in temporaries at a time on devices without a fused kernel
 MASK32 = 0xFFFFFFFF
 
@@ -57,6 +58,13 @@ def fingerprint_all(tensors: Iterable[Tensor], known: Container[int] = ()) -> in
     return (total + measures.fingerprints(table, threads=torch.get_num_threads())) % (1 << 64)
 
 
+def fingerprint_each(tensors: Iterable[Tensor], most: int) -> list[int]:
+    """Return a number for each contiguous tensor in host memory that changes with its first ``most`` float32 values."""
+    return measures.fingerprint_each(
+        [(x.data_ptr(), min(x.numel(), most), 0, KINDS[x.dtype]) for x in tensors]
+    )
+
+
 def fingerprint_tensor(values: Tensor, base: int) -> int:
     """Return the fingerprint of flat float32 values from weight ``base`` on, by tensor operations."""
     total = 0
@@ -80,12 +88,32 @@ def block_rms(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
     return np.sqrt(sums / max(rows, 1))
 
 
-def sampled_rms(x: Tensor, stride: int) -> npt.NDArray[np.float64]:
-    """Return ``block_rms(x[::stride], 1)`` of a flat tensor; on the CPU without a copy of the sample."""
-    if x.device.type != "cpu" or x.dtype != torch.float64 or not x.is_contiguous() or not x.numel():
-        return block_rms(x[::stride].contiguous(), 1)
-    count = -(-x.numel() // stride)
-    return np.sqrt(np.array([measures.sampled_square_sum(_flat(x), stride)]) / count)
+def sampled_rms(tensors: Sequence[Tensor]) -> npt.NDArray[np.float64]:
+    """Return the root mean square of an even sample of each tensor; 0 of one without elements.
+
+    Of a flat tensor it is ``block_rms(x[::sample_stride(x)], 1)``; on the CPU without a copy of the sample.
+    """
+    found = np.zeros(len(tensors), dtype=np.float64)
+    table, counts, places = list[tuple[int, int, int, int]](), list[int](), list[int]()
+    for place, x in enumerate(tensors):
+        kind = KINDS.get(x.dtype)
+        if not x.numel():
+            continue
+        stride = sample_stride(x)
+        if kind is None or x.device.type != "cpu" or not x.is_contiguous():
+            found[place] = block_rms(x.detach().reshape(-1)[::stride].contiguous(), 1)[0]
+            continue
+        counts.append(-(-x.numel() // stride))
+        places.append(place)
+        table.append((x.data_ptr(), counts[-1], stride, kind))
+    if table:
+        found[places] = np.sqrt(measures.sampled_square_sums(table) / counts)
+    return found
+
+
+def sample_stride(x: Tensor) -> int:
+    """Return the distance between the elements of a tensor's even sample, at most ``SAMPLES`` of them."""
+    return -(-x.numel() // SAMPLES) or 1
 
 
 def block_rms_triton(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:

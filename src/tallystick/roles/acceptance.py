@@ -31,8 +31,8 @@ from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
+from tallystick.numerics.tensor_measures import sampled_rms
 from tallystick.roles.bending import StepBend, TensorBend, bend_of
-from tallystick.roles.run_writer import size_of
 
 REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
@@ -227,7 +227,7 @@ class Acceptance:
             base, now = session.base.sites.get(place), context.table.sites.get(place)
             if p.grad is None or not p.numel() or base is None:
                 continue
-            size = size_of(p.grad)
+            size = float(sampled_rms([p.grad])[0])
             if not math.isfinite(size):
                 return
             least = int(base.scales.max()) + OUTGROWN

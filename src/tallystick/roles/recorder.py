@@ -38,7 +38,7 @@ from tallystick.execution.session.session import Session
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.loop import Loop, main_program
 from tallystick.roles.run_writer import RunWriter
-from tallystick.roles.trainer import has_outgrown, specification_of
+from tallystick.roles.trainer import specification_of
 from tallystick.run.documents import JobRecord, RunStatement, Specification
 from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory
@@ -152,7 +152,7 @@ class Recorder(Loop[RunStatement]):
 
         The loop alone can take the step, so that what it decided before stays on the grids it was decided on.
         """
-        if has_outgrown(self.session, context):
+        if not context.is_calibrated and self.session.has_outgrown():
             clock = time.perf_counter()
             with self.session.interlude():
                 measured = calibrate(self.session, self._probe(batch), repeats=1, seed=self._seed).table

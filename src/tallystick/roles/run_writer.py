@@ -9,19 +9,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from torch import Tensor
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, EntrySummary, StateSummary, summarise
 from tallystick.errors import Nondeterminism
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.program import LocalProgram
-from tallystick.execution.rounding.grids import sample_stride
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome
 from tallystick.numerics.kernels import measures
-from tallystick.numerics.tensor_measures import sampled_rms
 from tallystick.run.documents import (
     RunStatement,
     Specification,
@@ -214,12 +211,6 @@ class RunWriter:
         statement = self.directory.load_partial().statement()
         self.directory.write_document(self.directory.statement_path, statement.encode())
         return statement
-
-
-def size_of(gradient: Tensor) -> float:
-    """Return the rms of an even sample of a gradient."""
-    flat = gradient.detach().reshape(-1)
-    return float(sampled_rms(flat, sample_stride(flat))[0]) if flat.numel() else 0.0
 
 
 def step_record(step: int, outcome: StepOutcome, frame: bytes, root: str | None) -> StepRecord:

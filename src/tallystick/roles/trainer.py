@@ -26,7 +26,7 @@ from tallystick.execution.step import (
     verify_batches_are_pure,
 )
 from tallystick.numerics.policy import Policy
-from tallystick.roles.run_writer import Phases, RunWriter, size_of
+from tallystick.roles.run_writer import Phases, RunWriter
 from tallystick.roles.same_order import other_machine, verify_same_order, verify_same_program
 from tallystick.run.documents import (
     JobRecord,
@@ -283,7 +283,7 @@ class _Recording:
     def _calibrate_if_outgrown(self, backward: Backward, context: RecordingContext) -> None:
         """Measure the noise and log the step again where a gradient is far larger than when its noise was measured."""
         session = self.session
-        if not has_outgrown(session, context):
+        if context.is_calibrated or not session.has_outgrown():
             return
         with session.interlude():
             self._calibrate(backward, repeats=1)
@@ -298,14 +298,6 @@ class _Recording:
         calibration = calibrate(self.session, backward, repeats=repeats, seed=self.order.seed)
         self.session.table = calibration.table
         self.writer.phases.add("calibrate", started)
-
-
-def has_outgrown(session: Session, context: RecordingContext) -> bool:
-    """Whether some gradient of the step is far larger than when its noise was measured, before this step."""
-    return not context.is_calibrated and any(
-        p.grad is not None and context.has_outgrown(ordinal, size_of(p.grad), p.numel())
-        for ordinal, (_, p) in enumerate(session.parameters)
-    )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from tallystick.execution.noise.safety import decision_band, safety_of
 from tallystick.execution.noise.weighing import Weight
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import find_policy_breaches
-from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.context import RecordingContext, outgrown_from, reaches
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
@@ -897,7 +897,6 @@ def test_a_small_gradient_that_is_mostly_noise_is_no_ground_to_measure_anew() ->
     noisy = grid_for(BF16, Kind.GRADIENT, SiteNoise(1.0, np.zeros(1, dtype=np.int64), 1.0, 1.0, 16))
     for grid, numel, outgrown in ((quiet, 16, True), (noisy, 16, False), (noisy, 256, True)):
         assert grid is not None
-        table = GridTable({GRADIENT: grid})
-        context = RecordingContext(BF16, table, base=table)
-        assert context.has_outgrown(0, 4.1, numel) == outgrown
-        assert not context.has_outgrown(0, 3.9, numel)
+        limits = np.array([outgrown_from(BF16, grid, numel)])
+        assert reaches(np.array([4.1]), limits) == outgrown
+        assert not reaches(np.array([3.9]), limits)

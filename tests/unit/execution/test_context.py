@@ -18,7 +18,7 @@ from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import find_policy_breaches
-from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.context import RecordingContext, outgrown_from, reaches
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
@@ -850,9 +850,8 @@ def test_noise_that_reaches_its_floor_is_measured_again_where_it_is_not_heard_fr
 ) -> None:
     """It may be a signal, or noise that has grown with what cancels in it: believed as a signal it was a false mismatch."""
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-9]))  # below 2**-10
-    table = GridTable({(Kind.GRADIENT, 0): silent})
-    context = RecordingContext(policy, table, base=table)
-    found = [context.has_outgrown(0, rms, 4096) for rms in (2.0**-11, 2.0**-10, math.inf, math.nan)]
+    limits = np.array([outgrown_from(policy, silent, 4096)])
+    found = [reaches(np.array([rms]), limits) for rms in (2.0**-11, 1.1 * 2.0**-11, math.inf, math.nan)]
     assert found == [False, not policy.autocast, False, False]
 
 

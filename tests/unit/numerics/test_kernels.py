@@ -946,11 +946,11 @@ def test_the_rms_is_summed_in_binary64_and_shows_what_is_not_finite() -> None:
 @pytest.mark.parametrize("n", [1, 7, 255, 65536, 65537, 300001])
 def test_the_rms_of_a_sample_is_that_of_its_copy(n: int) -> None:
     x = torch.from_numpy(np.random.Generator(np.random.PCG64(n)).normal(size=n))
-    stride = -(-n // 65536)
-    assert (
-        tensor_measures.sampled_rms(x, stride).tobytes()
-        == tensor_measures.block_rms(x[::stride].contiguous(), 1).tobytes()
-    )
+    given = [x.float(), torch.zeros(0), x, x[::2]]
+    copies = [each[:: tensor_measures.sample_stride(each)].contiguous() for each in given]
+    assert max(copy.numel() for copy in copies) <= tensor_measures.SAMPLES
+    expected = [float(tensor_measures.block_rms(copy, 1)[0]) if copy.numel() else 0.0 for copy in copies]
+    assert tensor_measures.sampled_rms(given).tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -36,7 +36,6 @@ from tallystick.execution.rounding.grids import (
     loudest_band,
     nearest_grid,
     sampled_scale,
-    scale_exponent,
     scale_exponents,
     settled_scales,
     site_grid,
@@ -60,6 +59,7 @@ from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.rounding import round_recorded, round_recorded_residues
 from tallystick.numerics.tensor_measures import block_rms
 
+NEVER = 1 << 20  # an exponent that no size has
 AFTER_BACKWARD = (
     Kind.GRADIENT,
     Kind.STATE,
@@ -136,27 +136,6 @@ class RecordingContext:
         later = {place: grid for place, grid in measured.sites.items() if place[0] in AFTER_BACKWARD}
         self._grids |= later
         self.table, self.base, self.extra = GridTable({**self.table.sites, **later}), GridTable(), True
-
-    def has_outgrown(self, ordinal: int, rms: float, numel: int) -> bool:
-        """Whether a gradient of this size is so much larger than when its noise was measured that it says nothing now.
-
-        One that was noise only is when it reaches its floor: it may be a signal, or noise that grew with what cancels in it.
-        Under autocast it is heard from there on. One of few elements that is mostly noise is as large as that happens to be.
-        """
-        place = (Kind.GRADIENT, ordinal)
-        base = self.base.sites.get(place)
-        if base is None or not math.isfinite(rms):
-            return False
-        if is_noise_only(base):
-            return not self.policy.autocast and scale_exponent(rms) >= int(base.scales.min()) + base.band
-        if self._is_mostly_noise(base, numel):
-            return False
-        return scale_exponent(rms) > int(base.scales.max()) + OUTGROWN
-
-    def _is_mostly_noise(self, base: SiteGrid, numel: int) -> bool:
-        """Whether a gradient of few elements is as large as its noise happens to be, as its quantum says."""
-        is_loud = base.floor > self.policy.gradient_floor - SMALL_FINER
-        return base.residue_bits > 0 and numel < SMALL_SITE and is_loud
 
     def start_micro_batch(self, micro_batch: int) -> None:
         """Number the decisions of the next micro-batch from 0."""
@@ -282,9 +261,17 @@ class RecordingContext:
     def _with_signal(self, ordinal: int, grid: SiteGrid, x: Tensor) -> SiteGrid:
         """Return the grid of a gradient that was noise only: another one where its values have outgrown that noise.
 
-        What was measured stays its absolute noise; from it and the new scale follows the band, as far as the policy goes.
+        What was measured stays its absolute noise, risen with the step's largest gradient at most; from it and the new scale
+        follows the band, as far as the policy goes. Its grid's floor may lie higher, above values that were too large to be
+        silent under that and too small to be heard.
         """
-        size, noise = int(scale_exponents(block_rms(x, 1))[0]), self._measured_floor(ordinal, grid)
+        size, base = int(scale_exponents(block_rms(x, 1))[0]), self.base.sites.get((Kind.GRADIENT, ordinal))
+        noise = int(grid.scales.min()) + grid.band
+        if base is not None and is_noise_only(base):
+            measured = int(base.scales.min()) + base.band
+            if size < min(noise, measured):
+                return grid
+            noise = min(noise, measured + max(0, min(self._rise(self.base), RISES)))
         if size < noise:
             return grid
         lowest, highest = self.policy.gradient_band[0], loudest_band(self.policy)
@@ -294,16 +281,6 @@ class RecordingContext:
         if band > highest:
             return grid.with_scales(np.full(grid.scales.size, size + 1 - NOISE_BAND))
         return site_grid(self.policy, Kind.GRADIENT, band, scales)
-
-    def _measured_floor(self, ordinal: int, grid: SiteGrid) -> int:
-        """Return the exponent of a gradient's noise: as calibrated, risen with the step's largest gradient at most.
-
-        Its grid's floor may lie higher, above values that were too large to be silent under that and too small to be heard.
-        """
-        floor, base = int(grid.scales.min()) + grid.band, self.base.sites.get((Kind.GRADIENT, ordinal))
-        if base is None or not is_noise_only(base):
-            return floor
-        return min(floor, int(base.scales.min()) + base.band + max(0, min(self._rise(self.base), RISES)))
 
     def _rise(self, before: GridTable) -> int:
         """Return by how many octaves the step's largest gradient has grown since ``before``.
@@ -315,7 +292,11 @@ class RecordingContext:
         if not self.is_calibrated:
             base = self.base.sites
             heard = [place for place in heard if place in base and not is_noise_only(base[place])]
-            heard = [place for place in heard if not self._is_mostly_noise(base[place], self._rounded[place])]
+            heard = [
+                place
+                for place in heard
+                if not _is_mostly_noise(self.policy, base[place], self._rounded[place])
+            ]
         old = max((int(before.sites[place].scales.max()) for place in heard), default=UNSEEN)
         return 0 if old == UNSEEN else max(int(self._grids[place].scales.max()) for place in heard) - old
 
@@ -340,3 +321,31 @@ class RecordingContext:
         if self.table != self._before:
             self.payloads[SiteAddress(self.rank, 0, Kind.GRID, 0)] = self._before.diff(self.table)
         return encode_frame(Frame.of(self.payloads))
+
+
+def outgrown_from(policy: Policy, base: SiteGrid | None, numel: int) -> int:
+    """Return from which scale exponent on a gradient of ``numel`` elements is so large that its last calibration says nothing.
+
+    Args:
+        policy: under autocast one that was noise only is heard from its floor on.
+        base: its grid then. One that was noise only has outgrown it at its floor: it may be a signal, or noise that grew with
+            what cancels in it. One of few elements that is mostly noise is as large as that happens to be, and never has.
+        numel: its elements.
+    """
+    if base is None or (is_noise_only(base) and policy.autocast):
+        return NEVER
+    if is_noise_only(base):
+        return int(base.scales.min()) + base.band
+    return NEVER if _is_mostly_noise(policy, base, numel) else int(base.scales.max()) + OUTGROWN + 1
+
+
+def reaches(rms: np.ndarray, limits: np.ndarray) -> bool:
+    """Whether one of these sizes is finite and has the scale exponent of its limit or a higher one."""
+    finite = np.isfinite(rms)
+    return bool((finite & (scale_exponents(np.where(finite, rms, 0.0)) >= limits)).any())
+
+
+def _is_mostly_noise(policy: Policy, base: SiteGrid, numel: int) -> bool:
+    """Whether a gradient of few elements is as large as its noise happens to be, as its quantum says."""
+    is_loud = base.floor > policy.gradient_floor - SMALL_FINER
+    return base.residue_bits > 0 and numel < SMALL_SITE and is_loud

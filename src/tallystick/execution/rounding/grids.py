@@ -18,7 +18,7 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy
-from tallystick.numerics.tensor_measures import block_rms, sampled_rms
+from tallystick.numerics.tensor_measures import block_rms, sample_stride, sampled_rms
 
 ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
 ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
@@ -40,7 +40,6 @@ SMALL_SITE = 256  # elements of a gradient below which octaves and bits more cos
 SMALL_FINER, SMALL_BITS = 2, 1  # octaves, and bits beyond those that they take
 SHORTEST_ROW = 16  # where every row has a scale: a scale costs a few bits, the row at least so many
 FEWEST_ROWS = 64  # of a matrix that may have a scale for each
-SAMPLES = 1 << 16  # elements of a tensor that are looked at, at most
 
 
 def scale_exponents(rms: np.ndarray) -> np.ndarray:
@@ -187,7 +186,7 @@ def sampled_scale(previous: SiteGrid | None, x: Tensor) -> np.ndarray | None:
     A header states what was used, so a sample will do; both sides take the same one.
     """
     flat = x.reshape(-1)
-    rms = sampled_rms(flat, sample_stride(flat))
+    rms = sampled_rms([flat])
     if not rms.any():
         rms = block_rms(flat, 1)
     if not np.isfinite(rms).all() or not rms.any():
@@ -322,11 +321,6 @@ def unseen_grid(policy: Policy, kind: Kind, scales: np.ndarray) -> SiteGrid:
     _, _, (lowest, highest) = form
     band = min(highest, lowest + UNSEEN_SAFETY) if kind == Kind.GRADIENT else lowest
     return site_grid(policy, kind, band, scales)
-
-
-def sample_stride(x: Tensor) -> int:
-    """Return the distance between the elements that ``sampled`` takes."""
-    return -(-x.numel() // SAMPLES) or 1
 
 
 def sampled(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,7 +20,7 @@ from tallystick.execution.determinism import repeatable
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.noise.yardstick import Yardstick
-from tallystick.execution.rounding.context import RecordingContext, RoundingContext
+from tallystick.execution.rounding.context import RecordingContext, RoundingContext, outgrown_from, reaches
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.leaves import LeafSites
 from tallystick.execution.session.arithmetic import Arithmetic
@@ -32,6 +33,7 @@ from tallystick.execution.session.tensors import ModelTensors
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import CALIBRATED, Frame, Kind, SiteAddress, decode_frame
 from tallystick.numerics.policy import Policy, is_calibration_step
+from tallystick.numerics.tensor_measures import sampled_rms
 
 
 class Session:
@@ -83,6 +85,7 @@ class Session:
         self.step = 0
         self.table = GridTable()
         self.base = GridTable()
+        self._outgrown: tuple[GridTable, np.ndarray] | None = None
         self.sites: list[SiteSpec] = []
         self.leaves: LeafSites | None = None
         self.listeners = StepListeners()
@@ -210,6 +213,17 @@ class Session:
     def is_calibration_step(self, step: int) -> bool:
         """Whether the noise is measured anew before ``step`` whatever happens."""
         return is_calibration_step(step, self.policy.recalibrate_every, bool(self.policy.residue_bits))
+
+    def has_outgrown(self) -> bool:
+        """Whether some trained parameter's gradient is now far larger than when its noise was last measured."""
+        if self._outgrown is None or self._outgrown[0] is not self.base:
+            grids = (self.base.sites.get((Kind.GRADIENT, n)) for n in range(len(self.parameters)))
+            pairs = zip(grids, self.parameters, strict=True)
+            limits = [outgrown_from(self.policy, grid, p.numel()) for grid, (_, p) in pairs]
+            self._outgrown = self.base, np.array(limits, dtype=np.int64)
+        present = [(n, p.grad.detach()) for n, (_, p) in enumerate(self.parameters) if p.grad is not None]
+        limits = self._outgrown[1][[n for n, _ in present]]
+        return reaches(sampled_rms([gradient for _, gradient in present]), limits)
 
     def settle(self, context: RecordingContext | FollowingContext) -> None:
         """Take over the grids after the step just done."""

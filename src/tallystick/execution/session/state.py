@@ -10,7 +10,7 @@ from tallystick.errors import EditedOutside
 from tallystick.execution.session.parameters import TrainedParameters
 from tallystick.execution.session.tensors import ModelTensors
 from tallystick.numerics.optimizers import Marks
-from tallystick.numerics.tensor_measures import fingerprint_all, fingerprint_bits
+from tallystick.numerics.tensor_measures import fingerprint_all, fingerprint_bits, fingerprint_each
 
 SMALL = 1 << 16  # elements up to which a buffer is compared by value
 MARKED = 16  # trained parameters of which some values are looked at between two steps
@@ -62,17 +62,19 @@ class FloatingState:
 
         The values are what shows a change through ``.data``; they are taken of ``MARKED`` parameters in host memory.
         """
-        named = self.trained.named
-        every = -(-len(named) // MARKED) or 1
-        return [
-            p._version
-            + (
-                fingerprint_all([p.detach().reshape(-1)[:SMALL]]) << 64
-                if n % every == 0 and p.device.type == "cpu" and p.is_contiguous()
-                else 0
-            )
-            for n, (_, p) in enumerate(named)
+        parameters = [p for _, p in self.trained.named]
+        every = -(-len(parameters) // MARKED) or 1
+        looked_at = [
+            n
+            for n in range(0, len(parameters), every)
+            if parameters[n].device.type == "cpu" and parameters[n].is_contiguous()
         ]
+        found = [p._version for p in parameters]
+        for n, value in zip(
+            looked_at, fingerprint_each([parameters[n] for n in looked_at], SMALL), strict=True
+        ):
+            found[n] += value << 64
+        return found
 
     def verify_unedited(self, marks: list[int], fingerprint: int, step: int) -> None:
         """Return if nobody has changed what is trained since a step ended with these ``marks`` and this ``fingerprint``.

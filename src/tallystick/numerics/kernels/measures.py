@@ -22,9 +22,7 @@ def fingerprint(x: Floats, base: int, threads: int = 1) -> int:
 def fingerprints(tensors: list[tuple[int, int, int, int]], threads: int = 1) -> int:
     """Return the sum of the fingerprints of tensors, each given as (address, elements, base, 0 for float32 or 1 for float64)."""
     library = native.library()
-    small = [tensor for tensor in tensors if tensor[1] <= native.CHUNK]
-    table = np.array(small, dtype=np.uint64).reshape(-1, 4)
-    total = library.tally_fingerprints(native.address(table), len(small))
+    total = sum(fingerprint_each([tensor for tensor in tensors if tensor[1] <= native.CHUNK]))
     for there, n, base, kind in tensors:
         if n > native.CHUNK:
 
@@ -33,6 +31,13 @@ def fingerprints(tensors: list[tuple[int, int, int, int]], threads: int = 1) -> 
 
             total += sum(native.in_chunks(one, n, threads))
     return total % (1 << 64)
+
+
+def fingerprint_each(tensors: list[tuple[int, int, int, int]]) -> list[int]:
+    """Return the fingerprint of each of these tensors, given as to ``fingerprints``, in one thread."""
+    table, found = np.array(tensors, dtype=np.uint64).reshape(-1, 4), np.empty(len(tensors), dtype=np.uint64)
+    native.library().tally_fingerprints(native.address(table), len(tensors), native.address(found))
+    return found.tolist()
 
 
 def near(x: Floats, point: float, band: float, threads: int = 1) -> npt.NDArray[np.int64]:
@@ -68,14 +73,16 @@ def block_square_sums(x: Floats, rows: int, out: npt.NDArray[np.float64], thread
     )  # fmt: skip
 
 
-def sampled_square_sum(x: Floats, stride: int) -> float:
-    """Return what ``block_square_sums`` gives for ``x[::stride]`` as one block, without copying it."""
-    if x.dtype != np.float64 or x.ndim != 1:
-        raise TypeError(f"an array of {x.dtype}{list(x.shape)}; samples are taken of flat float64")
-    count = -(-x.size // stride)
-    if count > native.CHUNK:
-        raise ValueError(f"a sample of {count} elements; at most {native.CHUNK} are added in one piece")
-    return native.library().tally_sampled_square_sum(native.address(x), stride, count)
+def sampled_square_sums(samples: list[tuple[int, int, int, int]]) -> npt.NDArray[np.float64]:
+    """Return what ``block_square_sums`` gives for every stride-th element of tensors, each as one block, without copying them.
+
+    Each is given as (address, elements of the sample, stride, 0 for float32 or 1 for float64).
+    """
+    if any(count > native.CHUNK for _, count, _, _ in samples):
+        raise ValueError(f"a sample of more than {native.CHUNK} elements; no more are added in one piece")
+    table, sums = np.array(samples, dtype=np.int64).reshape(-1, 4), np.empty(len(samples), dtype=np.float64)
+    native.library().tally_sampled_square_sums(native.address(table), len(samples), native.address(sums))
+    return sums
 
 
 def block_differences(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tallystick.errors import TallyError
 
-VERSION = 19  # of the C sources (native.h)
+VERSION = 20  # of the C sources (native.h)
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -52,9 +52,9 @@ SIGNATURES = (  # name, result, arguments
     ("tally_fingerprint", U, (P, W, N, N, U)),
     ("tally_near", N, (P, W, D, D, N, N, P)),
     ("tally_relu", N, (P, P, W, D, N, N, P)),
-    ("tally_fingerprints", U, (P, N)),
+    ("tally_fingerprints", None, (P, N, P)),
     ("tally_square_sum", D, (P, W, N, N)),
-    ("tally_sampled_square_sum", D, (P, N, N)),
+    ("tally_sampled_square_sums", None, (P, N, P)),
     ("tally_square_sums", None, (P, W, N, N, N, P)),
     ("tally_difference", None, (P, W, P, W, N, N, P)),
     ("tally_differences", None, (P, W, P, W, N, N, N, P, P)),
