@@ -42,7 +42,7 @@ from tallystick.numerics.log_bytes import (
 FRAME_VERSION = 1
 LARGEST_N = 1 << 48
 MOST_RESIDUE_BITS = 8
-MANY = 16  # entries of a site from which on the compiled kernels are called
+MANY = 1  # entries of a site from which on the compiled kernels are called
 GOLDEN_NUMERATOR = 63073
 """round(2**16 * -2 * ln((sqrt(5) - 1) / 2)): 2**k should lie in (1/2, 1] of this / 2**16 times n / count.
 

@@ -8,19 +8,19 @@ operations one by one. Both equal :mod:`tallystick.numerics.reference` bit for b
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
 from tallystick.numerics.kernels import optimizer_updates
 from tallystick.numerics.reference import FP32_LARGEST
+from tallystick.numerics.tensor_measures import KINDS
 
 CHUNK = 1 << 22  # elements held in temporaries at a time on devices without a fused kernel
 ADAM_TENSORS = ("parameter", "exp_avg", "exp_avg_sq")
@@ -145,11 +145,9 @@ def adam_step(
         Nondeterminism: a result is not finite as float32; the message names tensor and element.
     """
     if parameter.device.type == "cpu":
-        n = numbers
-        plain = (n.keep, n.decay, n.beta1, n.fresh1, n.beta2, n.fresh2, n.rate, n.unbias, n.eps)
-        p, g, m, v = map(_array, (parameter, gradient, exp_avg, exp_avg_sq))
+        at = _update(parameter, gradient, exp_avg, exp_avg_sq)
         bases = () if marks is None else marks.bases(parameter, exp_avg, exp_avg_sq)
-        good, taken = optimizer_updates.adam(p, g, m, v, plain, threads=torch.get_num_threads(), bases=bases)
+        good, taken = optimizer_updates.adam(at, _in_c(numbers), threads=torch.get_num_threads(), bases=bases)
         if marks is not None and bases:
             marks.add(taken, parameter, exp_avg, exp_avg_sq)
     else:
@@ -175,12 +173,11 @@ def sgd_step(
         plain = optimizer_updates.Sgd(
             numbers.lr, numbers.decay, momentum, fresh, numbers.momentum, numbers.nesterov
         )
-        held = None if buffer is None else _array(buffer)
-        written = (parameter,) if buffer is None else (parameter, buffer)
+        held = () if buffer is None else (buffer,)
+        written = (parameter, *held)
         bases = () if marks is None else marks.bases(*written)
-        good, taken = optimizer_updates.sgd(
-            _array(parameter), _array(gradient), held, plain, threads=torch.get_num_threads(), bases=bases
-        )
+        at = _update(parameter, gradient, *held)
+        good, taken = optimizer_updates.sgd(at, plain, threads=torch.get_num_threads(), bases=bases)
         if marks is not None and bases:
             marks.add(taken, *written)
     else:
@@ -191,8 +188,24 @@ def sgd_step(
         raise _not_finite(name, tensors, SGD_TENSORS)
 
 
-def _array(tensor: Tensor) -> npt.NDArray[np.floating]:
-    return tensor.detach().numpy()  # of any shape; the kernels refuse what is not contiguous
+def _update(parameter: Tensor, gradient: Tensor, *state: Tensor) -> optimizer_updates.Update:
+    """Return where the kernels find these tensors."""
+    tensors, n = (parameter, gradient, *state), parameter.numel()
+    if any(not tensor.is_contiguous() or tensor.numel() != n for tensor in tensors):
+        raise ValueError("tensors of different lengths, or not contiguous")
+    kind = KINDS.get(parameter.dtype)
+    if kind is None or gradient.dtype != parameter.dtype or any(x.dtype != torch.float32 for x in state):
+        raise TypeError(
+            f"{parameter.dtype} parameter, {gradient.dtype} gradient; both must be float32 or float64, and the state float32"
+        )
+    at, slope, *held = (tensor.data_ptr() for tensor in tensors)
+    return optimizer_updates.Update(at, slope, tuple(held), kind, n)
+
+
+@lru_cache(maxsize=64)
+def _in_c(n: AdamNumbers) -> ctypes.Array[ctypes.c_double]:
+    plain = (n.keep, n.decay, n.beta1, n.fresh1, n.beta2, n.fresh2, n.rate, n.unbias, n.eps)
+    return (ctypes.c_double * len(plain))(*plain)
 
 
 def _row(tensor: Tensor) -> Tensor:

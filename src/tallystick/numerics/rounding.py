@@ -175,15 +175,12 @@ def record_cpu(
 ) -> SparseEntries:
     """Return what ``round_recorded`` does, for tensors on the CPU."""
     site = GriddedSite(_flat(x), None if old is None else _flat(old), _flat(out), grid, key)
-    room = entry_room(site.n)
-    index = np.empty(room, dtype=np.int64)
-    side = np.empty(room, dtype=np.uint8)
-    count, bad = grid_rounding.record(site, index, side, threads=torch.get_num_threads())
+    index, side, bad = grid_rounding.record(site, threads=torch.get_num_threads())
     if bad >= 0:
-        raise not_finite(name, int(bad))
-    if count > room:
-        raise too_dense(name, int(count), site.n)
-    return SparseEntries.ascending(site.n, 1, index[:count].copy(), side[:count].astype(np.int64))
+        raise not_finite(name, bad)
+    if index.size > entry_room(site.n):
+        raise too_dense(name, index.size, site.n)
+    return SparseEntries.ascending(site.n, 1, index, side.astype(np.int64))
 
 
 def follow_cpu(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tallystick.numerics.kernels import measures
+from tallystick.numerics.kernels import measures, native
 from tallystick.numerics.reference import GOLDEN
 from tallystick.numerics.rounding_triton import has_triton, triton
 
@@ -84,6 +84,9 @@ def block_rms(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
         return block_rms_tensor(x, blocks)
     rows = x.numel() // blocks
     sums = np.empty(blocks, dtype=np.float64)
+    if blocks == 1 and 0 < rows <= native.CHUNK and x.dtype in KINDS and x.is_contiguous():
+        sums[0] = measures.square_sum(x.data_ptr(), KINDS[x.dtype], rows)
+        return np.sqrt(sums / rows)
     measures.block_square_sums(_flat(x), rows, sums, threads=torch.get_num_threads())
     return np.sqrt(sums / max(rows, 1))
 

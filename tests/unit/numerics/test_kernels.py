@@ -1047,16 +1047,15 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threa
     fine, coarsest = SiteGrid(0, -16, -12, True, scales), SiteGrid(0, -13, -12, True, scales, residue_bits=1)
     results: list[list[Any]] = []
     for count in (1, threads):
-        index, side = np.zeros(5000, dtype=np.int64), np.zeros(5000, dtype=np.uint8)
         out, followed, stats = np.empty_like(x), np.empty_like(x), np.zeros(6)
-        found, bad = grid_rounding.record(GriddedSite(x, None, out, fine, KEY), index, side, threads=count)
-        assert (bad, found > 10) == (-1, True)
+        index, side, bad = grid_rounding.record(GriddedSite(x, None, out, fine, KEY), threads=count)
+        assert (bad, index.size > 10) == (-1, True)
         site = GriddedSite(y, None, followed, fine, KEY)
-        grid_rounding.follow(site, index[:found], side[:found], stats, threads=count)
+        grid_rounding.follow(site, index, side, stats, threads=count)
         assert np.array_equal(out, followed)
         plain = np.empty_like(x)
         sums, gaps, totals = (np.zeros(scales.size) for _ in range(3))
-        grid_rounding.record(GriddedSite(y, None, plain, fine, KEY), index.copy(), side.copy(), threads=count)
+        grid_rounding.record(GriddedSite(y, None, plain, fine, KEY), threads=count)
         assert not np.array_equal(out, plain)  # the log was needed
         packed, moves = np.zeros((1, 625), dtype=np.uint8), np.zeros(7)
         coarse, crossed = np.empty_like(x), np.empty_like(x)

@@ -99,22 +99,16 @@ class GriddedSite:
         return ctypes.addressof(self._site)
 
 
-def record(
-    site: GriddedSite, index: npt.NDArray[np.int64], side: npt.NDArray[np.uint8], threads: int = 1
-) -> tuple[int, int]:
-    """Round a site; write the ambiguous elements' positions and sides to ``index`` and ``side``.
+def record(site: GriddedSite, threads: int = 1) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], int]:
+    """Round a site; return the ambiguous elements' positions and sides, and which element cannot be rounded.
 
-    Returns ``(count, bad)``: entries found (those past ``index.size`` are counted, not written) and the position of
-    the first element that is not finite, becomes larger than its format allows, or was beyond FP32 before; or -1.
+    That is the first that is not finite, becomes larger than its format allows, or was beyond FP32 before; or -1.
     """
-    count = 0
-    for found, at, bit in native.recorded(native.library().tally_record, site.address, site.n, threads):
-        if found < 0:
-            return count, -1 - found
-        room = max(0, min(found, index.size - count))
-        index[count : count + room], side[count : count + room] = at[:room], bit[:room]
-        count += found
-    return count, -1
+    parts = native.recorded(native.library().tally_record, site.address, site.n, threads)
+    bad = next((-1 - found for found, _, _ in parts if found < 0), -1)
+    if len(parts) == 1:
+        return parts[0][1], parts[0][2], bad
+    return np.concatenate([at for _, at, _ in parts]), np.concatenate([bit for _, _, bit in parts]), bad
 
 
 def follow(

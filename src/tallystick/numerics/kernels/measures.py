@@ -59,6 +59,11 @@ def relu(x: Floats, out: Floats, band: float, threads: int = 1) -> npt.NDArray[n
     return native.positions(lambda a, b, into: kernel(there, target, kind, band, a, b, into), x.size, threads)
 
 
+def square_sum(there: int, kind: int, n: int) -> float:
+    """Return the binary64 sum of squares of the ``n`` elements at an address, 0 for float32 or 1 for float64, in one piece."""
+    return native.library().tally_square_sum(there, kind, 0, n)
+
+
 def block_square_sums(x: Floats, rows: int, out: npt.NDArray[np.float64], threads: int = 1) -> None:
     """Write the binary64 sum of squares of every block of ``rows`` elements of ``x``."""
     library, there, kind = native.library(), native.address(x), native.type_of(x)

@@ -170,11 +170,19 @@ def rows_in_chunk(width: int) -> int:
     return max(1, CHUNK // max(1, width))
 
 
-def _room() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Return this thread's own space for the entries of one chunk."""
+class _Room:
+    """One thread's own space for the entries of one chunk, and where it lies."""
+
+    def __init__(self) -> None:
+        self.size = CHUNK
+        self.at, self.bit = np.empty(CHUNK, dtype=np.int64), np.empty(CHUNK, dtype=np.uint8)
+        self.addresses = address(self.at), address(self.bit)
+
+
+def _room() -> _Room:
     found = getattr(_own, "room", None)
-    if found is None or found[0].size != CHUNK:
-        found = _own.room = (np.empty(CHUNK, dtype=np.int64), np.empty(CHUNK, dtype=np.uint8))
+    if found is None or found.size != CHUNK:
+        found = _own.room = _Room()
     return found
 
 
@@ -182,8 +190,8 @@ def positions(find: Callable[[int, int, int], int], n: int, threads: int) -> npt
     """Return the positions that ``find(begin, end, address)`` writes for each chunk of ``n`` elements, ascending."""
 
     def one(begin: int, end: int) -> npt.NDArray[np.int64]:
-        index = _room()[0]
-        return index[: find(begin, end, address(index))].copy()
+        room = _room()
+        return room.at[: find(begin, end, room.addresses[0])].copy()
 
     found = in_chunks(one, n, threads)
     return found[0] if len(found) == 1 else np.concatenate(found)
@@ -198,9 +206,9 @@ def recorded(
     """
 
     def one(begin: int, end: int) -> tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        at, bit = _room()
-        found = kernel(site, begin, end, address(at), address(bit))
-        return found, at[: max(found, 0)].copy(), bit[: max(found, 0)].copy()
+        room = _room()
+        found = kernel(site, begin, end, *room.addresses)
+        return found, room.at[: max(found, 0)].copy(), room.bit[: max(found, 0)].copy()
 
     return in_chunks(one, n, threads)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-
-import numpy as np
+from dataclasses import dataclass
 
 from tallystick.numerics.kernels import native
-from tallystick.numerics.kernels.native import Floats
+
+BASES = ctypes.c_uint64 * 3
 
 
 class Sgd(ctypes.Structure):
@@ -23,48 +23,53 @@ class Sgd(ctypes.Structure):
 class _Marks(ctypes.Structure):
     """``Marks`` of optimizers.c."""
 
-    _fields_ = (("base", ctypes.c_uint64 * 3), ("sum", ctypes.c_uint64))
+    _fields_ = (("base", BASES), ("sum", ctypes.c_uint64))
 
 
 Bases = tuple[int, ...]
 """Of the fingerprints wanted of parameter and state, in the order of the arguments; empty where none is."""
 
 
+@dataclass(frozen=True)
+class Update:
+    """One tensor's update: where parameter, gradient and state lie, all contiguous and of ``n`` elements.
+
+    Attributes:
+        parameter, gradient: addresses, of one type.
+        state: addresses of the optimizer's own, float32.
+        type: of parameter and gradient: 0 for float32, 1 for float64.
+        n: number of elements.
+    """
+
+    parameter: int
+    gradient: int
+    state: tuple[int, ...]
+    type: int
+    n: int
+
+
 def adam(
-    p: Floats,
-    g: Floats,
-    m: Floats,
-    v: Floats,
-    numbers: tuple[float, ...],
-    threads: int = 1,
-    bases: Bases = (),
+    at: Update, numbers: ctypes.Array[ctypes.c_double], threads: int = 1, bases: Bases = ()
 ) -> tuple[bool, int]:
-    """Update ``p``, ``m`` and ``v`` by ``g``, all of one length.
+    """Update parameter and both moments.
 
     Return whether all results are finite as float32, and the sum of the fingerprints from ``bases`` on, modulo 2**64.
-    ``numbers``: keep, decay, beta1, fresh1, beta2, fresh2, rate, unbias, eps (spec/optimizers.md 2). ``m`` and ``v``
-    are float32.
+    ``numbers``: keep, decay, beta1, fresh1, beta2, fresh2, rate, unbias, eps (spec/optimizers.md 2).
     """
-    library, given = native.library(), (ctypes.c_double * 9)(*numbers)
-    here = ctypes.addressof(given)
-    kind, at = _check_optimizer(p, g, m, v), [native.address(array) for array in (p, g, m, v)]
+    update, here = native.library().tally_adam, ctypes.addressof(numbers)
+    p, g, kind, (m, v) = at.parameter, at.gradient, at.type, at.state
     return _marked(
-        lambda a, b, marks: library.tally_adam(at[0], at[1], kind, at[2], at[3], here, a, b, marks),
-        p.size, threads, bases,
-    )  # fmt: skip
+        lambda begin, end, marks: update(p, g, kind, m, v, here, begin, end, marks), at.n, threads, bases
+    )
 
 
-def sgd(
-    p: Floats, g: Floats, b: Floats | None, numbers: Sgd, threads: int = 1, bases: Bases = ()
-) -> tuple[bool, int]:
-    """Update ``p``, and the float32 momentum ``b`` if there is one, by ``g``; see ``adam``."""
-    library, here = native.library(), ctypes.addressof(numbers)
-    kind = _check_optimizer(p, g, *(() if b is None else (b,)))
-    at = native.address(p), native.address(g), None if b is None else native.address(b)
+def sgd(at: Update, numbers: Sgd, threads: int = 1, bases: Bases = ()) -> tuple[bool, int]:
+    """Update the parameter, and the momentum if there is one; see ``adam``."""
+    update, here = native.library().tally_sgd, ctypes.addressof(numbers)
+    p, g, kind, b = at.parameter, at.gradient, at.type, at.state[0] if at.state else None
     return _marked(
-        lambda begin, end, marks: library.tally_sgd(at[0], at[1], kind, at[2], here, begin, end, marks),
-        p.size, threads, bases,
-    )  # fmt: skip
+        lambda begin, end, marks: update(p, g, kind, b, here, begin, end, marks), at.n, threads, bases
+    )
 
 
 def _marked(
@@ -73,17 +78,11 @@ def _marked(
     def one(begin: int, end: int) -> tuple[int, int]:
         if not bases:
             return update(begin, end, None), 0
-        marks = _Marks((ctypes.c_uint64 * 3)(*bases))
+        marks = _Marks(BASES(*bases))
         return update(begin, end, ctypes.addressof(marks)), marks.sum
 
+    if n <= native.CHUNK:
+        good, total = one(0, n)
+        return bool(good), total
     found = native.in_chunks(one, n, threads)
     return all(good for good, _ in found), sum(total for _, total in found) % (1 << 64)
-
-
-def _check_optimizer(p: Floats, g: Floats, *held: Floats) -> int:
-    """Return the type of parameter and gradient."""
-    if any(not array.flags.c_contiguous or array.size != p.size for array in (p, g, *held)):
-        raise ValueError("arrays of different lengths, or not contiguous")
-    if g.dtype != p.dtype or any(array.dtype != np.float32 for array in held):
-        raise TypeError(f"{p.dtype} parameter, {g.dtype} gradient; they must be alike, and the state float32")
-    return native.type_of(p)
