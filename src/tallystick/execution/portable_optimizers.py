@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import Nondeterminism
-from tallystick.numerics.optimizers import Marks, SgdNumbers, adam_numbers, adam_step, sgd_step
+from tallystick.numerics.optimizers import Marks, adam_numbers, adam_step, sgd_numbers, sgd_step
 
 ADAM_OPTIONS = {"lr", "betas", "eps", "weight_decay"}
 SGD_OPTIONS = {"lr", "momentum", "dampening", "weight_decay"}
@@ -115,13 +115,8 @@ def _sgd(
     marks: Marks | None,
 ) -> None:
     momentum = float(group["momentum"])
-    numbers = SgdNumbers(
-        lr=float(group["lr"]),
-        decay=float(group["weight_decay"]),
-        momentum=momentum,
-        fresh=1.0 - float(group["dampening"]),
-        nesterov=bool(group["nesterov"]),
-    )
+    fresh, nesterov = 1.0 - float(group["dampening"]), bool(group["nesterov"])
+    numbers = sgd_numbers(float(group["lr"]), float(group["weight_decay"]), momentum, fresh, nesterov)
     if momentum == 0.0:
         sgd_step(p.data, gradient, None, numbers, first=False, name=name, marks=marks)
         return

@@ -101,6 +101,9 @@ def adam_numbers(
     )
 
 
+sgd_numbers = lru_cache(maxsize=64)(SgdNumbers)  # the same for every tensor of a group
+
+
 class Marks:
     """Fingerprints taken by the pass that writes the tensors, so that no other pass reads them.
 
@@ -169,15 +172,13 @@ def sgd_step(
         Nondeterminism: a result is not finite as float32; the message names tensor and element.
     """
     if parameter.device.type == "cpu":
-        momentum, fresh = (0.0, 1.0) if first else (numbers.momentum, numbers.fresh)
-        plain = optimizer_updates.Sgd(
-            numbers.lr, numbers.decay, momentum, fresh, numbers.momentum, numbers.nesterov
-        )
         held = () if buffer is None else (buffer,)
         written = (parameter, *held)
         bases = () if marks is None else marks.bases(*written)
         at = _update(parameter, gradient, *held)
-        good, taken = optimizer_updates.sgd(at, plain, threads=torch.get_num_threads(), bases=bases)
+        good, taken = optimizer_updates.sgd(
+            at, _sgd_in_c(numbers, first), threads=torch.get_num_threads(), bases=bases
+        )
         if marks is not None and bases:
             marks.add(taken, *written)
     else:
@@ -206,6 +207,12 @@ def _update(parameter: Tensor, gradient: Tensor, *state: Tensor) -> optimizer_up
 def _in_c(n: AdamNumbers) -> ctypes.Array[ctypes.c_double]:
     plain = (n.keep, n.decay, n.beta1, n.fresh1, n.beta2, n.fresh2, n.rate, n.unbias, n.eps)
     return (ctypes.c_double * len(plain))(*plain)
+
+
+@lru_cache(maxsize=64)
+def _sgd_in_c(n: SgdNumbers, first: bool) -> optimizer_updates.Sgd:
+    momentum, fresh = (0.0, 1.0) if first else (n.momentum, n.fresh)
+    return optimizer_updates.Sgd(n.lr, n.decay, momentum, fresh, n.momentum, n.nesterov)
 
 
 def _row(tensor: Tensor) -> Tensor:

@@ -316,9 +316,8 @@ class HeaderChecks:
         widest = self.yardstick.widest_rows(place) if self.is_calibrated else None
         if widest is None or widest.size != rms.size:
             widest = np.full(rms.size, np.iinfo(np.int64).max >> 1)
-        widest = np.maximum(
-            widest, row_scales_of(rms, dips) + 1
-        )  # a loop of one's own may sum parts of what was measured
+        # A loop of one's own may add up parts of what was measured as a whole.
+        widest = np.maximum(widest, row_scales_of(rms, dips) + 1)
         kept = kept_scales(None, before, self.policy, rms.size)
         if kept is not None:
             narrowest, widest = np.maximum(narrowest, kept), np.maximum(widest, kept)
