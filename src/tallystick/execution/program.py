@@ -43,6 +43,7 @@ from tallystick.run.program import (
 from tallystick.version import __version__
 
 OWN = "tallystick"  # compared by version: a job that it ships is a file all the same
+LOOKED_AT = 16  # steps between two looks at every loaded module
 
 
 @dataclass
@@ -70,6 +71,7 @@ class LocalProgram:
     environment: dict[str, str] = field(default_factory=dict[str, str])
     _parked: dict[str, ModuleType] = field(default_factory=dict[str, ModuleType])
     _loaded: tuple[int, str | None] = (0, None)
+    _names: frozenset[str] = frozenset()
 
     def collect(self) -> tuple[Program, dict[str, bytes]]:
         """Return the program as far as it is loaded by now, and the bytes of its files by name.
@@ -141,10 +143,15 @@ class LocalProgram:
                 f"step {step}: environment variable {late[0]} was read after the program had been committed to; "
                 "read it in build, or make it a setting of the job"
             )
-        loaded = len(sys.modules), next(reversed(sys.modules), None)  # what is new stands last
-        if loaded == self._loaded:
+        loaded = len(sys.modules), next(reversed(sys.modules), None)
+        if (
+            loaded == self._loaded and step % LOOKED_AT
+        ):  # what is new stands last, but where somebody moves it
             return
-        self._loaded = loaded
+        names, self._loaded = frozenset(sys.modules), loaded
+        if names == self._names:
+            return
+        self._names = names
         if found := self.compare_loaded(stated):
             raise OtherProgram(
                 f"step {step}: {found[0].subject} was loaded after the program had been committed to; "

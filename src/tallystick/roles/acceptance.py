@@ -84,13 +84,16 @@ class Acceptance:
     _measured: int = 0
     _travelled: float = 0.0
     _weighing: Weighing | None = None
+    _with_trainer: Yardstick | None = None
+    _before_event: Yardstick | None = None
     _bends: dict[str, TensorBend] = field(default_factory=dict[str, TensorBend])
     _before: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def begin(self, session: Session) -> None:
         """Begin with steps that follow the session's state: the noise is measured before the first, whatever the schedule."""
         self._before = copy.deepcopy({"freedom": vars(self.freedom), "bends": self._bends})
-        self._yardstick = None if self._end != session.step else self._yardstick
+        if self._end != session.step:
+            self._yardstick = self._with_trainer = None
         self._weights = _copied(session)
         if self._end != session.step:
             self._travelled, self._first = self.freedom.distance, _copied(session)
@@ -126,6 +129,8 @@ class Acceptance:
         if self._yardstick is None or overdue or is_trainers:
             self._measured = session.step
             self._measure(session, backward, is_trainers=is_trainers)
+            if is_trainers:
+                self._before_event, self._with_trainer = self._with_trainer, self._yardstick
         context, weighing = session.following_context(frame, self._yardstick), self._weighing
         if weighing is not None and not is_linear(session.optimizer):
             context.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
@@ -219,24 +224,27 @@ class Acceptance:
     def _check_event(self, session: Session, context: FollowingContext) -> None:
         """Note a calibration out of schedule in a step where no gradient has outgrown its scale: grids are new ones there.
 
-        An octave is the auditor's doubt. Noise that has reached its floor where the run was recorded may be smaller here; then
-        the calibration has raised the floor, or found it to be a signal.
+        An octave is the auditor's doubt. Noise that has reached its floor where the run was recorded may be smaller here: it has
+        come near the floor that the auditor measured when its trainer last did. Where an audit begins later than that, the
+        calibration has raised the floor, or found it to be a signal.
         """
         for ordinal, (_, p) in enumerate(session.parameters):
             place = (int(Kind.GRADIENT), ordinal)
             base, now = session.base.sites.get(place), context.table.sites.get(place)
             if p.grad is None or not p.numel() or base is None:
                 continue
-            size = float(sampled_rms([p.grad])[0])
+            size = float(sampled_rms([p.grad.detach()])[0])
             if not math.isfinite(size):
                 return
-            least = int(base.scales.max()) + OUTGROWN
-            if is_noise_only(base):
-                floor = int(base.scales.min()) + base.band
-                if now is None or (is_noise_only(now) and int(now.scales.min()) + now.band <= floor):
-                    continue
-                least = floor - NOISE_GROWS
-            if scale_exponent(size) >= least:
+            if not is_noise_only(base):
+                if scale_exponent(size) >= int(base.scales.max()) + OUTGROWN:
+                    return
+                continue
+            floor = int(base.scales.min()) + base.band
+            stays = now is None or (is_noise_only(now) and int(now.scales.min()) + now.band <= floor)
+            if stays or session.policy.autocast or scale_exponent(size) < floor - NOISE_GROWS:
+                continue
+            if self._before_event is None or self._before_event.reaches_floor(place, size):
                 return
         if session.base.sites:
             own = f"only where a gradient is {OUTGROWN} octaves above its scale at the last one, or has reached its floor"

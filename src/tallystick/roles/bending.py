@@ -61,9 +61,9 @@ class StepBend:
 
 def bend_of(session: Session, context: FollowingContext, backward: Backward) -> StepBend:
     """Return what the log's decisions make of the step whose gradient is there, unrounded; it is repeated if any moved."""
-    followed, before = _values(session), session.open_step.slow.before()
-    own = followed
-    if context.freedom.decisions_moved:
+    is_moved, before = bool(context.freedom.decisions_moved), session.open_step.slow.before()
+    followed = own = _values(session, copied=is_moved)
+    if is_moved:
         branches = _OwnBranches(
             context.policy, session.table, context.frame, context.base, context.rank, sites=context.sites
         )
@@ -87,10 +87,11 @@ def bend_of(session: Session, context: FollowingContext, backward: Backward) -> 
     return StepBend(whole.share, tensors)
 
 
-def _values(session: Session) -> dict[str, Tensor]:
-    """Return a step's gradients and buffers, by name."""
+def _values(session: Session, *, copied: bool) -> dict[str, Tensor]:
+    """Return a step's gradients and buffers, these ``copied`` where the step is to be repeated, by name."""
     before = session.open_step.slow.before()
-    found = {name: tensor.clone() for name, tensor in session.tensors.all_buffers() if name in before}
+    buffers = ((name, tensor) for name, tensor in session.tensors.all_buffers() if name in before)
+    found = {name: tensor.clone() if copied else tensor for name, tensor in buffers}
     return found | {name: p.grad.detach() for name, p in session.parameters if p.grad is not None}
 
 

@@ -101,7 +101,8 @@ class Loop(ABC, Generic[Result]):
             model: converted in place.
             optimizer: over its parameters.
             scheduler: part of the state, if given.
-            loss: the loss of one batch, as the loop computes it; used to measure the noise.
+            loss: the loss of one batch, as the loop computes it; used to measure the noise. It follows from the state before the
+                step and the batch, not from what the loop changes inside the step.
             extra: further modules whose tensors are part of the state.
             follows_up: whether the loop changes averages or other slow values after the optimizer, in ``follow_up``.
             smooth: operators outside the table that the loop declares continuous (``"mylib::op"``).

@@ -362,9 +362,15 @@ def test_noise_larger_than_the_gradient_is_reached_by_bits_and_not_by_wider_scal
         assert grid is not None and (None if is_noise_only(grid) else grid.residue_bits) == bits
 
 
-def test_scales_do_not_fall_below_those_calibrated_in_the_step_that_was_calibrated() -> None:
-    table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -2, np.full(64, 4))})
-    for base, expected in ((GridTable(), 4), (table, 3)):
+def test_scales_fall_to_an_octave_above_their_values_in_the_step_that_was_calibrated() -> None:
+    """Those calibrated stay, but where they belong to other values: a loop of one's own may clip what it measured."""
+    close, far = (GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -2, np.full(64, s))}) for s in (3, 9))
+    for base, table, expected in (
+        (GridTable(), close, 3),
+        (close, close, 2),
+        (GridTable(), far, 8),
+        (far, far, 8),
+    ):
         context = RecordingContext(BF16, table, base=base)
         x = torch.full((64, 16), 3.0)
         context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")

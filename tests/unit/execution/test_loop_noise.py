@@ -33,17 +33,22 @@ def test_what_follows_the_backward_pass_goes_on_new_grids_and_what_was_decided_s
     assert frame.find(SiteAddress(0, 0, Kind.CALIBRATION, 0)) is not None
 
 
+@pytest.mark.parametrize("kind", [Kind.DECISION, Kind.LOSS])
 @pytest.mark.parametrize(("before", "band"), [(2.0**-9, -7), (2.0**-12, -8)])
-def test_a_decision_may_be_as_noisy_as_it_was_in_a_step_measured_out_of_schedule(
-    before: float, band: int
+def test_a_decision_or_loss_may_be_as_noisy_as_it_was_in_a_step_measured_out_of_schedule(
+    before: float, band: int, kind: Kind
 ) -> None:
     def measured(relative: float, band: int) -> Calibration:
         noise = SiteNoise(relative, np.zeros(1, dtype=np.int64), 1.0, relative, 4096)
-        return Calibration({DECISION: noise, GRADIENT: noise}, table(band, band))
+        grids = table(band, band).sites
+        return Calibration(
+            {(kind, 0): noise, GRADIENT: noise},
+            GridTable({GRADIENT: grids[GRADIENT], (kind, 0): grids[DECISION]}),
+        )
 
     found = with_earlier_decisions(measured(2.0**-10, -8), measured(before, -7))
 
-    assert found.noise[DECISION].relative == max(before, 2.0**-10)
-    assert found.table.sites[DECISION].band == band
+    assert found.noise[(kind, 0)].relative == max(before, 2.0**-10)
+    assert found.table.sites[(kind, 0)].band == band
     assert found.noise[GRADIENT].relative == 2.0**-10
     assert found.table.sites[GRADIENT].band == -8

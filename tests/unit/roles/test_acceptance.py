@@ -268,7 +268,29 @@ def test_noise_that_reaches_its_floor_is_measured_again_if_that_raises_the_floor
         GridTable({place: site_grid(find_policy("fp32"), Kind.GRADIENT, NOISE_BAND, np.array([floor + 1]))})
         for floor in (-10, -10 + raised)
     )
-    session: Any = SimpleNamespace(parameters=[("w", p)], base=before)
+    session: Any = SimpleNamespace(parameters=[("w", p)], base=before, policy=find_policy("fp32"))
     context: Any = SimpleNamespace(excesses=[], table=after)
     Acceptance(Limits(), Freedom())._check_event(session, context)
+    assert len(context.excesses) == noted
+
+
+@pytest.mark.parametrize(
+    ("policy", "size", "noted"), [("fp32", 2.0**-12, 0), ("fp32", 2.0**-13, 1), ("bf16", 1.0, 1)]
+)
+def test_noise_below_the_auditors_own_floor_is_no_ground_to_measure_it_again(
+    policy: str, size: float, noted: int
+) -> None:
+    """Declared floors below the noise and raised ones in turn made every step a calibration: 0.7 % of a gradient each, match."""
+    p = torch.zeros(4)
+    p.grad = torch.full((4,), 0.9 * size)
+    chosen, place = find_policy(policy), (int(Kind.GRADIENT), 0)
+    own, declared, raised = (
+        GridTable({place: site_grid(chosen, Kind.GRADIENT, NOISE_BAND, np.array([floor + 1]))})
+        for floor in (-10, -16, -15)
+    )
+    auditor = Acceptance(Limits(), Freedom())
+    auditor._before_event = Yardstick(chosen, Calibration(table=own))
+    session: Any = SimpleNamespace(parameters=[("w", p)], base=declared, policy=chosen)
+    context: Any = SimpleNamespace(excesses=[], table=raised)
+    auditor._check_event(session, context)
     assert len(context.excesses) == noted

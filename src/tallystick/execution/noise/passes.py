@@ -51,14 +51,23 @@ def put_back(session: Session, before: dict[str, Tensor]) -> None:
 
 @contextmanager
 def undisturbed(session: Session) -> Generator[dict[str, Tensor]]:
-    """Inside, the session computes without noise of its own; gives its buffers' values, and puts them back after an error."""
+    """Inside, the session computes without noise of its own; gives its buffers' values, and puts them back after an error.
+
+    Gradients that a loop carries over from the step before are not there inside, and there again afterwards.
+    """
     before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
+    carried = [p.grad for _, p in session.parameters]
+    for _, p in session.parameters:
+        p.grad = None
     with jittered(session, None):
         try:
             yield before
         except BaseException:
             put_back(session, before)
             raise
+        finally:
+            for (_, p), gradient in zip(session.parameters, carried, strict=True):
+                p.grad = gradient
 
 
 @contextmanager

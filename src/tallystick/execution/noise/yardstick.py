@@ -25,6 +25,7 @@ from tallystick.execution.noise.gradients import OWN_WEIGHED, STEP_SLACK
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
+    AFTER_BACKWARD,
     OUTGROWN,
     RISES,
     Site,
@@ -53,6 +54,9 @@ WEIGHED_SLACK = 8.0  # times what moves are expected to come to in the optimizer
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
+FLOOR_DOUBT = (
+    2  # octaves below the auditor's own noise floor at which another machine's noise may have reached its own
+)
 UNMEASURED = (
     4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
 )
@@ -184,6 +188,22 @@ class Yardstick:
             return 0.0
         far = (self._doubt(place) * noise.largest) ** 2
         return far * min(energy / noise.rms**2, noise.elements * 4.0 ** (OUTGROWN + 1))
+
+    def reaches_floor(self, place: Site, size: float) -> bool:
+        """Whether a gradient of this rms may be noise that has reached its floor where the run was recorded.
+
+        The floor is the auditor's own, less its doubt: whoever declares floors below the noise has a gradient above one in every
+        step.
+        """
+        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
+        if own is None or not own.scales.size:
+            return False
+        least = (
+            int(own.scales.min()) + own.band - FLOOR_DOUBT
+            if is_noise_only(own)
+            else int(own.scales.max()) + 1
+        )
+        return scale_exponent(size) >= least
 
     def lacks(self, places: Iterable[Site]) -> bool:
         """Whether the noise of one of these has never been measured, so that only the trainer's word says what it is."""
@@ -349,16 +369,16 @@ def _completed(measured: Calibration, before: Calibration) -> Calibration:
 
 
 def with_earlier_decisions(measured: Calibration, before: Calibration) -> Calibration:
-    """Return ``measured`` with the noise of those decisions that was larger when ``before`` was measured.
+    """Return ``measured`` with the noise of decisions, losses and activations where it was larger when ``before`` was measured.
 
-    Who records a loop of another's writing measures in the middle of a step, when decisions have been taken as measured before.
+    Who records a loop of another's writing measures in the middle of a step, when these have been rounded as measured before.
     """
     noise, sites = {**measured.noise}, {**measured.table.sites}
     for place, old in before.noise.items():
         now = noise.get(place)
-        if place[0] == Kind.DECISION and now is not None and now.relative < old.relative:
+        if place[0] not in AFTER_BACKWARD and now is not None and now.relative < old.relative:
             noise[place] = old
-            site = (Kind.DECISION, place[1])
+            site = (Kind(place[0]), place[1])
             if site in before.table.sites:
                 sites[site] = before.table.sites[site]
     return replace(measured, noise=noise, table=GridTable(sites))

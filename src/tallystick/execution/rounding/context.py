@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tallystick.execution.dispatch.decisions import DecisionContext
 from tallystick.execution.rounding.grids import (
+    AFTER_BACKWARD,
     NOISE_BAND,
     OUTGROWN,
     RISES,
@@ -35,6 +36,7 @@ from tallystick.execution.rounding.grids import (
     kept_scales,
     loudest_band,
     nearest_grid,
+    row_scales_of,
     sampled_scale,
     scale_exponents,
     settled_scales,
@@ -60,11 +62,6 @@ from tallystick.numerics.rounding import round_recorded, round_recorded_residues
 from tallystick.numerics.tensor_measures import block_rms
 
 NEVER = 1 << 20  # an exponent that no size has
-AFTER_BACKWARD = (
-    Kind.GRADIENT,
-    Kind.STATE,
-    Kind.BUFFER,
-)  # sites of which none is rounded before the optimizer steps
 
 
 class RoundingContext(DecisionContext, Protocol):
@@ -108,6 +105,7 @@ class RecordingContext:
     _micro_batch: int = 0
     _ordinal: int = -1
     _band_exponent: int = 0
+    _is_in_part: bool = False
 
     def __post_init__(self) -> None:
         self._before = self.table
@@ -136,6 +134,7 @@ class RecordingContext:
         later = {place: grid for place, grid in measured.sites.items() if place[0] in AFTER_BACKWARD}
         self._grids |= later
         self.table, self.base, self.extra = GridTable({**self.table.sites, **later}), GridTable(), True
+        self._is_in_part = True
 
     def start_micro_batch(self, micro_batch: int) -> None:
         """Number the decisions of the next micro-batch from 0."""
@@ -179,14 +178,13 @@ class RecordingContext:
         elif grid.scales.size:
             rms = block_rms(x, grid.scales.size)
             place = (kind, ordinal)
-            base, before = self.base.sites.get(place), self._before.sites.get(place)
+            base, before = (
+                self.base.sites.get(place),
+                None if self.is_first else self._before.sites.get(place),
+            )
             scales = self._scales(kind, grid, before, rms) if rms.any() else grid.scales
             kept = kept_scales(base, before, self.policy, grid.scales.size)
             scales = scales if kept is None else np.maximum(scales, kept)
-            if (
-                self.policy.row_scales and not self.base.sites
-            ):  # a step that was calibrated, for these very values
-                scales = np.maximum(scales, grid.scales)
             if (scales != grid.scales).any():
                 grid = self._grids[place] = grid.with_scales(scales)
             if kind == Kind.GRADIENT and grid.residue_bits:
@@ -206,18 +204,19 @@ class RecordingContext:
     def _scales(self, kind: Kind, grid: SiteGrid, before: SiteGrid | None, rms: np.ndarray) -> np.ndarray:
         """Return the scales that follow from a site's own values, its ``grid``, and the one ``before`` this step.
 
-        In a step that was calibrated, a gradient's settle from those before, and no buffer's are larger than those would be: the
-        measured ones belong to the step's batch as a whole, and a loop of one's own may take it in parts.
+        In a step that was calibrated, a gradient's settle from those before, and no others are larger than those would be: the
+        measured ones belong to one pass over the step's batch, and a loop of one's own may take it in parts, clip it, or weigh
+        it otherwise. Under autocast the measured ones of small rows stay, as far as they belong to such values.
         """
         rows, measured = self.policy.row_scales, grid.scales.astype(np.int64)
-        if rows or not self.is_calibrated or kind not in (Kind.GRADIENT, Kind.BUFFER):
+        if rows and self.is_calibrated and (kind in AFTER_BACKWARD or not self._is_in_part):
+            return np.maximum(
+                settled_scales(measured, rms, rows), np.minimum(measured, row_scales_of(rms, dips=False) + 1)
+            )
+        if rows or not self.is_calibrated:
             return settled_scales(measured, rms, rows)
-        last = (
-            None
-            if self.is_first or before is None or is_noise_only(before)
-            else before.scales.astype(np.int64)
-        )
-        last = None if last is None or last.size != rms.size else last
+        known = before is not None and not is_noise_only(before) and before.scales.size == rms.size
+        last = before.scales.astype(np.int64) if known and before is not None else None
         settled = settled_scales(last, rms)
         return settled if kind == Kind.GRADIENT else np.minimum(settled, settled_scales(measured, rms))
 

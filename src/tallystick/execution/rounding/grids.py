@@ -34,6 +34,9 @@ UNSEEN = -900  # scale exponent of a site that has had no value but zero: it tak
 UNSEEN_SAFETY = 6  # octaves between the smallest band and that of a gradient whose noise is not known yet
 UNKNOWN_NOISE = 6  # octaves between the smallest band and that of an activation whose noise is not known yet
 Site = tuple[int, int]  # kind and ordinal
+AFTER_BACKWARD = frozenset(
+    {Kind.GRADIENT, Kind.STATE, Kind.BUFFER}
+)  # none is rounded before the optimizer steps
 ACTIVATIONS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT})
 REACHED = 3  # bits of residues less than octaves between a gradient's largest element and its quantum
 SMALL_SITE = 256  # elements of a gradient below which octaves and bits more cost nothing beside the others
