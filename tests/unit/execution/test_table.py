@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -333,6 +334,8 @@ def test_zeros_that_a_relu_leaves_under_a_pool_are_not_logged(branches: Any) -> 
     assert len(branches.record(lambda t: F.max_pool2d(F.relu(t), 2), x).frame) == 0
     ties = torch.full((1, 1, 4, 4), 0.75, dtype=x.dtype)
     assert len(branches.record(lambda t: F.max_pool2d(t, 2), ties).frame) == 1
+    masked = torch.tensor([0.0, 0.0, -math.inf, 0.0]).reshape(1, 1, 2, 2)  # nothing there but zeros either
+    assert len(branches.record(lambda t: F.max_pool2d(t, 2), masked).frame) == 0
 
 
 def test_hits_of_a_lattice_point_are_logged_where_nobody_has_seen_that_they_stay(branches: Any) -> None:

@@ -25,6 +25,11 @@ def sampled_rms(flat: Tensor) -> float:
     return _rms(sample) or _rms(flat)
 
 
+def is_finite(flat: Tensor) -> bool:
+    """Whether all elements are finite, and not so large that their squares are not."""
+    return math.isfinite(_rms(flat))
+
+
 def _rms(flat: Tensor) -> float:
     if flat.numel() == 0:
         return 0.0

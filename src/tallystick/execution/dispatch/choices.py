@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.dispatch.boundaries import is_float, sampled_rms
+from tallystick.execution.dispatch.boundaries import is_finite, is_float, sampled_rms
 from tallystick.execution.dispatch.calls import Arguments, Handler, Operator, argument_at
 from tallystick.execution.dispatch.decisions import OperatorPass
 from tallystick.execution.dispatch.table import CHOICES
@@ -66,6 +66,7 @@ def _decide_windows(here: OperatorPass, x: Tensor, values: Tensor, index: Tensor
         need = (outs[axis] - 1) * stride[axis] + dilation[axis] * (kernel[axis] - 1) + 1
         pads += [padding[axis], max(0, need - x.shape[-dims + axis] - padding[axis])]
     padded = torch.nn.functional.pad(x, pads, value=-math.inf) if any(pads) else x
+    has_infinite = any(pads) or not is_finite(x.detach().reshape(-1))
     within = torch.zeros(values.shape, dtype=torch.int16, device=x.device)
     zeros = torch.zeros_like(within)
     total = 0
@@ -76,7 +77,7 @@ def _decide_windows(here: OperatorPass, x: Tensor, values: Tensor, index: Tensor
             window = window.narrow(-dims + axis, first, window.shape[-dims + axis] - first)
             window = _every(window, axis - dims, stride[axis], outs[axis])
         within += (values - window) < band
-        zeros += (window == 0) | torch.isinf(window)
+        zeros += (window == 0) | torch.isinf(window) if has_infinite else window == 0
         total += 1
     # A window of exact zeros is what a ReLU leaves; its zeros are decided there, equal on both sides.
     near = ((within > 1) & (zeros < total)).reshape(-1).nonzero().squeeze(1)
