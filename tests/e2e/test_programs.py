@@ -30,6 +30,7 @@ from tallystick.store.files import RunDirectory
 STEPS, EVERY = 4, 2
 JOB = """
 import importlib
+import sys
 import torch
 import helper
 from shapes.net import net
@@ -48,6 +49,11 @@ def build(settings):
             import late
         if step == 2 and "gone" in settings:
             importlib.import_module("late")
+        if step == 2 and "hidden" in settings:
+            last = list(sys.modules)[-1]
+            importlib.import_module("late")
+            del sys.modules[next(name for name in sys.modules if name.startswith("encodings."))]
+            sys.modules[last] = sys.modules.pop(last)
 
     return Job(model, torch.optim.SGD(model.parameters(), lr=0.125), batch,
                lambda m, x: helper.loss(m(x)), 4, after_step=after_step)
@@ -235,6 +241,12 @@ def test_a_module_first_imported_after_the_first_step_is_refused_by_name(
     with pytest.raises(OtherProgram, match=r"step 2: program file late.py was loaded after"):
         recorded(job, tmp_path / "run", **{setting: "1"})
     assert len((tmp_path / "run" / "steps.jsonl").read_bytes().splitlines()) == 2
+
+
+def test_a_module_whose_import_is_hidden_is_refused_at_the_end_at_the_latest(tmp_path: Path) -> None:
+    """As many modules as before, and the same one last: only all of them show it."""
+    with pytest.raises(OtherProgram, match=r"step 4: program file late.py was loaded after"):
+        recorded(written(tmp_path / "job"), tmp_path / "run", hidden="1")
 
 
 def test_a_job_may_change_and_have_another_helper_in_one_process(tmp_path: Path) -> None:

@@ -132,8 +132,11 @@ class LocalProgram:
         own = {(stated.main if name == self.name else name): hexed for name, hexed in found.digests().items()}
         return compare_files(own, {name: hexed for name, hexed in stated.digests().items() if name in own})
 
-    def verify_committed(self, stated: Program, step: int) -> None:
+    def verify_committed(self, stated: Program, step: int, *, whole: bool = False) -> None:
         """Return unless something was loaded since the last call that is not committed to.
+
+        What is new stands last in the list of modules, but where somebody moves it: all of them are looked at every
+        ``LOOKED_AT`` steps, and with ``whole``.
 
         Raises:
             OtherProgram: something was; by name.
@@ -144,9 +147,7 @@ class LocalProgram:
                 "read it in build, or make it a setting of the job"
             )
         loaded = len(sys.modules), next(reversed(sys.modules), None)
-        if (
-            loaded == self._loaded and step % LOOKED_AT
-        ):  # what is new stands last, but where somebody moves it
+        if loaded == self._loaded and step % LOOKED_AT and not whole:
             return
         names, self._loaded = frozenset(sys.modules), loaded
         if names == self._names:

@@ -207,7 +207,7 @@ class RunWriter:
         self.wait()
         self.close()
         if self.specification is not None and self._program is not None:
-            self._program.verify_committed(self.specification.job.program, self.session.step)
+            self._program.verify_committed(self.specification.job.program, self.session.step, whole=True)
         statement = self.directory.load_partial().statement()
         self.directory.write_document(self.directory.statement_path, statement.encode())
         return statement
