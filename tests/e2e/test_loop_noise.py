@@ -25,10 +25,10 @@ MODELS = Path(__file__).parent / "models"
 STEPS = 14
 
 
-def loop(run: Path, policy: str, parts: int, *, follow: Profile | None = None) -> str:
+def loop(run: Path, policy: str, parts: int, under: Profile, *, follow: bool = False) -> str:
     """Record ``zero_head`` in a loop of one's own, or follow it; return what the program printed."""
     given = [MODELS / "own_loop.py", MODELS / "zero_head.py", run, policy, STEPS, parts]
-    more = {} if follow is None else {FOLLOW_VARIABLE: str(run), **follow.environment()}
+    more = under.environment() | ({FOLLOW_VARIABLE: str(run)} if follow else {})
     done = subprocess.run(
         [sys.executable, *map(str, given)], capture_output=True, text=True, check=False, env=os.environ | more
     )
@@ -36,15 +36,19 @@ def loop(run: Path, policy: str, parts: int, *, follow: Profile | None = None) -
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(("policy", "parts"), [("fp32", 1), ("fp32", 2), ("fp64", 1)])
+@pytest.mark.parametrize(
+    ("policy", "parts", "own"),
+    [("fp32", 1, "native"), ("fp32", 1, "native,threads=1"), ("fp32", 2, "native"), ("fp64", 1, "native")],
+)
 def test_noise_that_reaches_its_floor_in_a_loop_accuses_nobody(
-    policy: str, parts: int, tmp_path: Path
+    policy: str, parts: int, own: str, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    loop(run, policy, parts)
+    loop(run, policy, parts, parse_profile(own))
     log = read_run(RunDirectory(run)).log
 
-    verdicts = [loop(run, policy, parts, follow=parse_profile(text)) for text in ("native", "sse4,threads=1")]
+    others = map(parse_profile, ("native", "sse4,threads=1"))
+    verdicts = [loop(run, policy, parts, other, follow=True) for other in others]
 
     assert log is not None
     assert log.kinds["calibration"].payloads > 0, "no noise reached its floor: this test shows nothing"

@@ -275,7 +275,7 @@ def test_noise_that_reaches_its_floor_is_measured_again_if_that_raises_the_floor
 
 
 @pytest.mark.parametrize(
-    ("policy", "size", "noted"), [("fp32", 2.0**-12, 0), ("fp32", 2.0**-13, 1), ("bf16", 1.0, 1)]
+    ("policy", "size", "noted"), [("fp32", 2.0**-13, 0), ("fp32", 2.0**-14, 1), ("bf16", 1.0, 1)]
 )
 def test_noise_below_the_auditors_own_floor_is_no_ground_to_measure_it_again(
     policy: str, size: float, noted: int

@@ -55,7 +55,7 @@ DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves
 MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
 FLOOR_DOUBT = (
-    2  # octaves below the auditor's own noise floor at which another machine's noise may have reached its own
+    3  # octaves below the auditor's own noise floor at which another machine's noise may have reached its own
 )
 UNMEASURED = (
     4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
