@@ -100,6 +100,14 @@ def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunD
         less = {p: g.with_scales(g.scales - 1) if g.scales.size else g for p, g in before.sites.items()}
         return replace(context, current=GridTable(less))
 
+    settle = RecordingContext._scales
+
+    def scales(
+        self: RecordingContext, kind: Kind, grid: SiteGrid, before: SiteGrid | None, rms: np.ndarray
+    ) -> np.ndarray:
+        found = settle(self, kind, grid, before, rms)
+        return np.maximum(found, grid.scales) if choice is lifted and self.is_first else found
+
     signal = with_values if choice in (silenced, never_heard) else RecordingContext._with_signal
     run = stage.run(name)
     order = Order(
@@ -109,6 +117,7 @@ def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunD
         patch.object(trainer._Recording, "_calibrate", calibrate),
         patch.object(Session, "recording_context", recording_context),
         patch.object(RecordingContext, "_with_signal", signal),
+        patch.object(RecordingContext, "_scales", scales),
     ):
         record(order, run)
     return run

@@ -316,7 +316,12 @@ POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32,
 
 CHOICES: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "fp64": {"gradient_floor": (-23, -12), "gradient_spacing": (SPARSEST, 16), "safety": (3, 10)},
-    "fp32": {"gradient_floor": (-10, -2), "gradient_spacing": (SPARSEST, 11), "safety": (3, 8)},
+    "fp32": {
+        "gradient_floor": (-10, -2),
+        "gradient_spacing": (SPARSEST, 11),
+        "safety": (3, 8),
+        "gradient_steer": (-24, -20),
+    },
     "bf16": {"gradient_floor": (-3, -2)},
 }
 """Numbers that the trainer may choose after a calibration, with the least and the greatest that an auditor accepts."""

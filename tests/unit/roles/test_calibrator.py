@@ -84,6 +84,7 @@ def test_a_finer_grid_is_taken_where_the_log_may_be_larger() -> None:
         "gradient_floor": made.policy.gradient_floor,
         "gradient_spacing": SPARSEST,
         "safety": FP32.safety,
+        "gradient_steer": FP32.gradient_steer,
         "recalibrate_every": FP32.recalibrate_every,
     }
 
