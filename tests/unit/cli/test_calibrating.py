@@ -36,7 +36,7 @@ def test_every_kind_of_site_is_measured_at_every_step_asked_for(tally, job: Path
     assert all(0 < site["in_rms"]["jitter"]["max"] < 1e-4 for site in gradients), "last-bit noise of binary32"
     assert all(2.0 ** site["band"] > site["largest_in_scale"]["jitter"] for site in gradients)
     assert fields["parameters"] == {
-        "gradient_floor": -4, "gradient_spacing": 4, "safety": 3, "recalibrate_every": 100,
+        "gradient_floor": -4, "gradient_spacing": 4, "safety": 3, "gradient_steer": -20, "recalibrate_every": 100,
     }  # fmt: skip
     assert fields["expected"] == fields["expected_of_policy"]
 
