@@ -91,17 +91,12 @@ def alternating(loop: Any, step: int, batch: Any, model: nn.Module) -> None:
     loop.backward((-1) ** step * F.cross_entropy(model(x[:12]), y[:12]) * 0.1)
 
 
-def growing(loop: Any, step: int, batch: Any, model: nn.Module) -> None:
-    """A loss that begins near nothing, as that of a critic does, and is large from the seventh step on."""
-    loop.backward((1e-3 if step < 7 else 3.0) * model(batch[0]).mean())
-
-
 def carried(loop: Any, step: int, batch: Any, model: nn.Module) -> None:
     """Gradients stay until every second step, in which they are larger from the seventh step on."""
     loop.backward((40.0 if step > 6 else 1.0) * F.cross_entropy(model(batch[0]), batch[1]))
 
 
-LOOPS = [clipped, averaged, alternating, growing, carried]
+LOOPS = [clipped, averaged, alternating, carried]
 
 
 def trained(loop: Any, body: Callable[..., None]) -> Any:
@@ -111,8 +106,6 @@ def trained(loop: Any, body: Callable[..., None]) -> Any:
     now = 0
 
     def loss(batch: Any) -> Tensor:
-        if body is growing:
-            return (1e-3 if now < 7 else 3.0) * model(batch[0]).mean()
         return (40.0 if body is carried and now > 6 else 1.0) * F.cross_entropy(model(batch[0]), batch[1])
 
     loop.prepare(model, optimizer, loss=loss)
