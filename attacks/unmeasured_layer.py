@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from steering import Limits, Scene, main, play, told
 
-from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.session.session import Session
 
 JOB = str(Path(__file__).with_name("layer_drop_job.py"))
 LIMITS = Limits(audited=0.9, pull=30.0)
@@ -17,7 +17,7 @@ LIMITS = Limits(audited=0.9, pull=30.0)
 
 def attack(scene: Scene) -> str:
     scene = Scene(scene.folder, scene.policy, scene.steps, job=JOB)
-    with patch.object(RecordingContext, "has_outgrown", lambda *_: False):
+    with patch.object(Session, "outgrown", lambda _: None):
         return told(play(scene, LIMITS))
 
 

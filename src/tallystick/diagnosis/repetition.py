@@ -29,7 +29,7 @@ from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
 from tallystick.numerics.grid_table import GridTable, SiteGrid
-from tallystick.numerics.log import Kind, SparseEntries, decode_decision, decode_frame
+from tallystick.numerics.log import Kind, SparseEntries, decode_decision
 from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.roles.replay import Replay, adopting
 from tallystick.run.documents import StepRecord
@@ -136,12 +136,7 @@ class Bench:
 def _context(session: Session, frame: bytes, manner: Manner) -> FollowingContext | RecordingContext:
     if manner == "record":
         return session.recording_context(session.table)
-    plain = session.following_context(frame)
-    if manner == "follow":
-        return plain
-    return _ObedientContext(
-        session.policy, session.table, decode_frame(frame), plain.base, session.rank, sites=plain.sites
-    )
+    return session.following_context(frame, form=FollowingContext if manner == "follow" else _ObedientContext)
 
 
 class _ObedientContext(FollowingContext):

@@ -21,7 +21,7 @@ from tallystick.commit.state import (
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.execution.step import run_step
-from tallystick.numerics.log import Kind, decode_frame
+from tallystick.numerics.log import Kind
 from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.rounding import Candidates, find_candidates
 from tallystick.roles.audit_report import Deviation
@@ -44,9 +44,7 @@ class AcceptableStates:
         before = copied_state(replay.session)
         self.step = replay.session.step
         session = replay.session
-        plain = session.following_context(frame)
-        base, sites = plain.base, plain.sites
-        context = _TwoWayContext(session.policy, session.table, decode_frame(frame), base, sites=sites)
+        context = session.following_context(frame, form=_TwoWayContext)
         self.outcome = run_step(session, replay.job, context)
         context.finish()
         session.settle(context)
@@ -56,9 +54,7 @@ class AcceptableStates:
         self.flipped: dict[tuple[int, int], Candidates] = {}
         if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in context.candidates.items()):
             load_state(session, before)
-            other = _TwoWayContext(
-                session.policy, session.table, decode_frame(frame), base, sites=sites, flip=True
-            )
+            other = session.following_context(frame, form=_TwoWayContext, flip=True)
             run_step(session, replay.job, other)
             self.flipped = other.candidates
             self.other_entries = copied_state(session)

@@ -22,14 +22,19 @@ from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
-from tallystick.execution.noise.yardstick import Yardstick, with_earlier_decisions
+from tallystick.execution.noise.yardstick import Yardstick, with_earlier_decisions, with_gradients
 from tallystick.execution.rounding.following import FollowingContext
-from tallystick.execution.rounding.grids import OUTGROWN, Site, is_noise_only, scale_exponent
-from tallystick.execution.rounding.headers import NOISE_GROWS
+from tallystick.execution.rounding.grids import (
+    OUTGROWN,
+    Site,
+    is_noise_only,
+    scale_exponent,
+    silent_gradients,
+)
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import Kind, decode_frame
+from tallystick.numerics.log import CALIBRATED, SILENT_CALIBRATED, Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
 from tallystick.numerics.tensor_measures import sampled_rms
 from tallystick.roles.bending import StepBend, TensorBend, bend_of
@@ -84,8 +89,6 @@ class Acceptance:
     _measured: int = 0
     _travelled: float = 0.0
     _weighing: Weighing | None = None
-    _with_trainer: Yardstick | None = None
-    _before_event: Yardstick | None = None
     _bends: dict[str, TensorBend] = field(default_factory=dict[str, TensorBend])
     _before: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -93,7 +96,7 @@ class Acceptance:
         """Begin with steps that follow the session's state: the noise is measured before the first, whatever the schedule."""
         self._before = copy.deepcopy({"freedom": vars(self.freedom), "bends": self._bends})
         if self._end != session.step:
-            self._yardstick = self._with_trainer = None
+            self._yardstick = None
         self._weights = _copied(session)
         if self._end != session.step:
             self._travelled, self._first = self.freedom.distance, _copied(session)
@@ -125,20 +128,23 @@ class Acceptance:
             InvalidInput: the frame is malformed.
         """
         overdue = session.step - self._measured >= POLICIES[session.policy.name].recalibrate_every
-        is_trainers = session.is_calibrated(decode_frame(frame))
-        if self._yardstick is None or overdue or is_trainers:
+        read = decode_frame(frame)
+        note = session.calibration_note(read)
+        if self._yardstick is None or overdue or note == CALIBRATED:
             self._measured = session.step
-            self._measure(session, backward, is_trainers=is_trainers)
-            if is_trainers:
-                self._before_event, self._with_trainer = self._with_trainer, self._yardstick
-        context, weighing = session.following_context(frame, self._yardstick), self._weighing
+            self._measure(session, backward, is_trainers=note == CALIBRATED)
+        elif note == SILENT_CALIBRATED:
+            self._measure(session, backward, is_trainers=self._yardstick.is_trainers, silent=True)
+        context, weighing = session.following_context(read, self._yardstick), self._weighing
         if weighing is not None and not is_linear(session.optimizer):
             context.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
                 ordinal, session.parameters[ordinal][1], gradient, at, moves
             )
         return context
 
-    def _measure(self, session: Session, backward: Backward, *, is_trainers: bool) -> None:
+    def _measure(
+        self, session: Session, backward: Backward, *, is_trainers: bool, silent: bool = False
+    ) -> None:
         own = self._yardstick
         repeats = REPEATS + (1 if own is None else 0)
         # What the trainer declared before is its word; it counts only where an audit begins in the middle.
@@ -150,7 +156,9 @@ class Acceptance:
         except Nondeterminism as problem:
             self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
         else:
-            if own is not None and is_trainers and not session.is_calibration_step(session.step):
+            if own is not None and silent:
+                measured = with_gradients(own.measured, measured, silent_gradients(session.base))
+            elif own is not None and is_trainers and not session.is_calibration_step(session.step):
                 measured = with_earlier_decisions(measured, own.measured)
             self._yardstick = Yardstick(session.policy, measured, own, is_trainers=is_trainers)
 
@@ -224,30 +232,17 @@ class Acceptance:
     def _check_event(self, session: Session, context: FollowingContext) -> None:
         """Note a calibration out of schedule in a step where no gradient has outgrown its scale: grids are new ones there.
 
-        An octave is the auditor's doubt. Noise that has reached its floor where the run was recorded may be smaller here: it has
-        come near the floor that the auditor measured when its trainer last did. Where an audit begins later than that, the
-        calibration has raised the floor, or found it to be a signal.
+        An octave is the auditor's doubt.
         """
         for ordinal, (_, p) in enumerate(session.parameters):
-            place = (int(Kind.GRADIENT), ordinal)
-            base, now = session.base.sites.get(place), context.table.sites.get(place)
-            if p.grad is None or not p.numel() or base is None:
+            base = session.base.sites.get((int(Kind.GRADIENT), ordinal))
+            if p.grad is None or not p.numel() or base is None or is_noise_only(base):
                 continue
             size = float(sampled_rms([p.grad.detach()])[0])
-            if not math.isfinite(size):
-                return
-            if not is_noise_only(base):
-                if scale_exponent(size) >= int(base.scales.max()) + OUTGROWN:
-                    return
-                continue
-            floor = int(base.scales.min()) + base.band
-            stays = now is None or (is_noise_only(now) and int(now.scales.min()) + now.band <= floor)
-            if stays or session.policy.autocast or scale_exponent(size) < floor - NOISE_GROWS:
-                continue
-            if self._before_event is None or self._before_event.reaches_floor(place, size):
+            if not math.isfinite(size) or scale_exponent(size) >= int(base.scales.max()) + OUTGROWN:
                 return
         if session.base.sites:
-            own = f"only where a gradient is {OUTGROWN} octaves above its scale at the last one, or has reached its floor"
+            own = f"only where a gradient is {OUTGROWN} octaves above its scale at the last one"
             context.excesses.append((None, Excess("calibration out of schedule", own, "in this step")))
 
     def count(self, session: Session, context: FollowingContext) -> None:

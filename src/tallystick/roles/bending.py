@@ -64,9 +64,7 @@ def bend_of(session: Session, context: FollowingContext, backward: Backward) -> 
     is_moved, before = bool(context.freedom.decisions_moved), session.open_step.slow.before()
     followed = own = _values(session, copied=is_moved)
     if is_moved:
-        branches = _OwnBranches(
-            context.policy, session.table, context.frame, context.base, context.rank, sites=context.sites
-        )
+        branches = session.following_context(context.frame, form=_OwnBranches)
         with session.interlude():
             started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
             gradients, buffers, _ = gradients_under(session, backward, branches, started)

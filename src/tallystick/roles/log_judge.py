@@ -105,12 +105,7 @@ def _nobody(reason: str) -> LogRuling:
 
 def _doubting(replay: Replay, frame: bytes) -> DoubtingContext:
     """Return the context that follows ``frame`` in the session's next step, as every follower's does, and notes doubts."""
-    session = replay.session
-    plain = session.following_context(frame)
-    # The table before the step: a plain context's own has the frame's changes already.
-    return DoubtingContext(
-        plain.policy, session.table, plain.frame, plain.base, plain.rank, sites=plain.sites
-    )
+    return replay.session.following_context(frame, form=DoubtingContext)
 
 
 @dataclass

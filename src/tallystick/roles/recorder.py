@@ -35,6 +35,7 @@ from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
+from tallystick.numerics.log import CALIBRATED
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.loop import Loop, main_program
 from tallystick.roles.run_writer import RunWriter
@@ -152,11 +153,12 @@ class Recorder(Loop[RunStatement]):
 
         The loop alone can take the step, so that what it decided before stays on the grids it was decided on.
         """
-        if not context.is_calibrated and self.session.has_outgrown():
+        note = None if context.is_calibrated else self.session.outgrown()
+        if note is not None:
             clock = time.perf_counter()
             with self.session.interlude():
                 measured = calibrate(self.session, self._probe(batch), repeats=1, seed=self._seed).table
-            context.regrid(measured)
+            (context.regrid if note == CALIBRATED else context.regrid_silent)(measured)
             self.phases.add("calibrate", clock)
 
     def _specification(self, root: str, program: Program) -> Specification:

@@ -25,6 +25,7 @@ from tallystick.execution.step import (
     run_step,
     verify_batches_are_pure,
 )
+from tallystick.numerics.log import SILENT_CALIBRATED
 from tallystick.numerics.policy import Policy
 from tallystick.roles.run_writer import Phases, RunWriter
 from tallystick.roles.same_order import other_machine, verify_same_order, verify_same_program
@@ -281,12 +282,19 @@ class _Recording:
             progress(Progress(step, self.job.steps, outcome.loss, len(frame)))
 
     def _calibrate_if_outgrown(self, backward: Backward, context: RecordingContext) -> None:
-        """Measure the noise and log the step again where a gradient is far larger than when its noise was measured."""
+        """Measure the noise and log the step again where a gradient is far larger than when its noise was measured.
+
+        Noise that has reached its floor alone gives only the gradients that were noise new grids, and what was logged stays.
+        """
         session = self.session
-        if context.is_calibrated or not session.has_outgrown():
+        note = None if context.is_calibrated else session.outgrown()
+        if note is None:
             return
         with session.interlude():
             self._calibrate(backward, repeats=1)
+            if note == SILENT_CALIBRATED:
+                context.regrid_silent(session.table)
+                return
             before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
             context.restart(session.table)
             again, _, _ = gradients_under(session, backward, context, before)

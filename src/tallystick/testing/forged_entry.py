@@ -18,6 +18,7 @@ from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
+    Frame,
     Kind,
     Residues,
     SiteAddress,
@@ -144,11 +145,12 @@ class ForgedEntry:
 
         def defend(specification: Specification) -> Replay:
             replay = open_honest(specification, source)
-            follow, session = replay.session.following_context, replay.session
+            session: Any = replay.session
+            follow = session.following_context
 
-            def context(frame: bytes, yardstick: Yardstick | None = None) -> Any:
+            def context(frame: bytes | Frame, yardstick: Yardstick | None = None, **more: Any) -> Any:
                 if session.step != self.at:
-                    return follow(frame, yardstick)
+                    return follow(frame, yardstick, **more)
                 base = session.recording_context(session.table).base
                 return _ForgingContext(
                     session.policy, session.table, current=session.table, base=base, rank=session.rank,

@@ -24,6 +24,7 @@ from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     RISES,
     UNSEEN,
+    Site,
     floor_exponent,
     is_noise_only,
     largest_scale,
@@ -462,14 +463,20 @@ def test_a_scale_above_the_rule_is_noted_from_the_first_octave_on() -> None:
 
 
 def forms_noted(
-    policy: Policy, now: SiteGrid, before: SiteGrid, *, calibrated: bool, first: bool = False
+    policy: Policy,
+    now: SiteGrid,
+    before: SiteGrid,
+    *,
+    calibrated: bool,
+    first: bool = False,
+    silent: frozenset[Site] = frozenset(),
 ) -> int:
     """How often a follower notes that a gradient's grid went from ``before`` to ``now``."""
     start = table_of(policy, before)
     update = start.diff(table_of(policy, now))
     frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): update} if update else {})
     base = GridTable() if calibrated else start
-    context = FollowingContext(policy, start, frame, base, is_first=first)
+    context = FollowingContext(policy, start, frame, base, is_first=first, silent=silent)
     return sum("last calibration" in excess.own for _, excess in context.excesses)
 
 
@@ -484,6 +491,9 @@ def test_bands_floors_and_numbers_of_scales_change_where_the_noise_is_measured_a
         assert forms_noted(policy, now, before, calibrated=False) == noted
         assert forms_noted(policy, now, before, calibrated=True) == 0
         assert forms_noted(policy, now, before, calibrated=False, first=True) == 0
+        beside = frozenset({(int(Kind.GRADIENT), 1)})  # the only one whose noise was measured
+        assert forms_noted(policy, now, before, calibrated=False, silent=beside) == noted
+        assert forms_noted(policy, now, before, calibrated=True, silent=beside) == noted
     assert forms_noted(policy, gradient_grid(policy, scale=5), plain, calibrated=False) == 0, "scales follow"
 
 
@@ -517,7 +527,12 @@ def test_a_gradient_that_is_heard_again_has_the_band_that_its_floor_asks_for(pol
 
 
 def calibrated_notes(
-    policy: Policy, now: SiteGrid, before: SiteGrid | None, *, first: bool = False
+    policy: Policy,
+    now: SiteGrid,
+    before: SiteGrid | None,
+    *,
+    first: bool = False,
+    silent: frozenset[Site] = frozenset(),
 ) -> list[str]:
     """What is noted of the grid, at a calibration, of a gradient of which the auditor saw no value but zero."""
     start = GridTable({}) if before is None else table_of(policy, before)
@@ -525,7 +540,9 @@ def calibrated_notes(
         {SiteAddress(0, 0, Kind.GRID, 0): update} if (update := start.diff(table_of(policy, now))) else {}
     )
     own = Yardstick(policy, Calibration({}, GridTable({})))
-    context = FollowingContext(policy, start, frame, GridTable(), yardstick=own, is_first=first)
+    context = FollowingContext(
+        policy, start, frame, GridTable(), yardstick=own, is_first=first, silent=silent
+    )
     return [excess.own for _, excess in context.excesses if "of no values" in excess.site]
 
 
@@ -540,6 +557,9 @@ def test_a_gradient_without_values_keeps_its_grid_where_noise_is_measured(policy
         (unseen, None, True, 0), (wide, None, True, 1), (wide, wide, True, 1),
     ):  # fmt: skip
         assert len(calibrated_notes(policy, now, before, first=first)) == noted, (now, before, first)
+        for ordinal, found in ((0, noted), (1, 0)):
+            silent_then = frozenset({(int(Kind.GRADIENT), ordinal)})
+            assert len(calibrated_notes(policy, now, before, first=first, silent=silent_then)) == found
 
 
 def test_a_scale_below_the_rule_is_noted_unless_noise_could_make_it() -> None:
@@ -851,7 +871,9 @@ def test_noise_that_reaches_its_floor_is_measured_again_where_it_is_not_heard_fr
     """It may be a signal, or noise that has grown with what cancels in it: believed as a signal it was a false mismatch."""
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-9]))  # below 2**-10
     limits = np.array([outgrown_from(policy, silent, 4096)])
-    found = [reaches(np.array([rms]), limits) for rms in (2.0**-11, 1.1 * 2.0**-11, math.inf, math.nan)]
+    found = [
+        bool(reaches(np.array([rms]), limits)[0]) for rms in (2.0**-11, 1.1 * 2.0**-11, math.inf, math.nan)
+    ]
     assert found == [False, not policy.autocast, False, False]
 
 

@@ -18,7 +18,7 @@ from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import Frame, Kind, encode_frame
+from tallystick.numerics.log import CALIBRATED, SILENT_CALIBRATED, Frame, Kind, encode_frame
 from tallystick.numerics.policy import POLICIES, find_policy
 from tallystick.roles import acceptance, bending
 from tallystick.roles.acceptance import Acceptance, Limits
@@ -33,7 +33,7 @@ def session(step: int = 1, numbers: Mapping[str, float] | None = None) -> Any:
         seed=1,
         parameters=[("w", torch.nn.Parameter(torch.ones(4)))],
         optimizer=None if numbers is None else SimpleNamespace(param_groups=[dict(numbers)]),
-        is_calibrated=lambda frame: False,
+        calibration_note=lambda frame: None,
         following_context=lambda frame, yardstick: SimpleNamespace(yardstick=yardstick),
     )
 
@@ -147,7 +147,8 @@ def bent_step(followed: list[float], own: list[float], moved: int = 1) -> Any:
     made.open_step = SimpleNamespace(slow=slow)
     made.tensors = SimpleNamespace(all_buffers=list)
     made.policy = POLICIES["bf16"]
-    context: Any = SimpleNamespace(policy=None, frame=None, base=None, rank=0, sites=None, excesses=[])
+    made.following_context = lambda frame, form: None
+    context: Any = SimpleNamespace(frame=None, excesses=[])
     context.freedom = StepFreedom(decisions_moved=moved)
     return made, context, ([torch.tensor(own)], {}, 0.0)
 
@@ -243,7 +244,7 @@ def test_a_calibration_out_of_schedule_is_noted_unless_a_gradient_may_have_outgr
     place = (int(Kind.GRADIENT), 0)
     base = GridTable({place: site_grid(find_policy("fp32"), Kind.GRADIENT, -14, np.array([1]))})
     session: Any = SimpleNamespace(parameters=[("w", p)], base=base)
-    context: Any = SimpleNamespace(excesses=[], table=base)
+    context: Any = SimpleNamespace(excesses=[])
     auditor = Acceptance(Limits(), Freedom())
     auditor._check_event(session, context)
     assert len(context.excesses) == noted
@@ -254,43 +255,34 @@ def test_a_calibration_out_of_schedule_is_noted_unless_a_gradient_may_have_outgr
 
 
 @pytest.mark.parametrize(
-    ("size", "raised", "noted"),
-    [(2.0**-15, 1, 0), (2.0**-16, 1, 1), (2.0**-11, 1, 0), (2.0**-11, 0, 1), (1.0, 0, 1)],
+    ("note", "measured", "silent"), [(None, 1, 0), (CALIBRATED, 2, 0), (SILENT_CALIBRATED, 2, 1)]
 )
-def test_noise_that_reaches_its_floor_is_measured_again_if_that_raises_the_floor(
-    size: float, raised: int, noted: int
+def test_where_noise_that_reached_its_floor_was_measured_again_only_that_is_new(
+    monkeypatch: pytest.MonkeyPatch, note: bytes | None, measured: int, silent: int
 ) -> None:
-    """Its floor was 2**-10; here it may be five octaves smaller. An event that leaves the floor where it was is none."""
-    p = torch.zeros(4)
-    p.grad = torch.full((4,), 0.9 * size)
-    place = (int(Kind.GRADIENT), 0)
-    before, after = (
-        GridTable({place: site_grid(find_policy("fp32"), Kind.GRADIENT, NOISE_BAND, np.array([floor + 1]))})
-        for floor in (-10, -10 + raised)
-    )
-    session: Any = SimpleNamespace(parameters=[("w", p)], base=before, policy=find_policy("fp32"))
-    context: Any = SimpleNamespace(excesses=[], table=after)
-    Acceptance(Limits(), Freedom())._check_event(session, context)
-    assert len(context.excesses) == noted
+    """All else is held to what was measured when its grids were made."""
+    loud, quiet = ((Kind.GRADIENT, n) for n in (0, 1))
+    policy = find_policy("fp32")
+    base = GridTable({loud: site_grid(policy, Kind.GRADIENT, -14, np.array([1])),
+                      quiet: site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-9]))})  # fmt: skip
 
+    def calibrate(*given: object, seed: int, **more: object) -> Calibration:
+        size = math.ldexp(1.0, len(asked))
+        asked.append(size)
+        noise = SiteNoise(size, np.zeros(1, dtype=np.int64), 1.0, size, 4096)
+        return Calibration({loud: noise, quiet: noise}, base, weights={loud: size, quiet: size})
 
-@pytest.mark.parametrize(
-    ("policy", "size", "noted"), [("fp32", 2.0**-13, 0), ("fp32", 2.0**-14, 1), ("bf16", 1.0, 1)]
-)
-def test_noise_below_the_auditors_own_floor_is_no_ground_to_measure_it_again(
-    policy: str, size: float, noted: int
-) -> None:
-    """Declared floors below the noise and raised ones in turn made every step a calibration: 0.7 % of a gradient each, match."""
-    p = torch.zeros(4)
-    p.grad = torch.full((4,), 0.9 * size)
-    chosen, place = find_policy(policy), (int(Kind.GRADIENT), 0)
-    own, declared, raised = (
-        GridTable({place: site_grid(chosen, Kind.GRADIENT, NOISE_BAND, np.array([floor + 1]))})
-        for floor in (-10, -16, -15)
-    )
-    auditor = Acceptance(Limits(), Freedom())
-    auditor._before_event = Yardstick(chosen, Calibration(table=own))
-    session: Any = SimpleNamespace(parameters=[("w", p)], base=declared, policy=chosen)
-    context: Any = SimpleNamespace(excesses=[], table=raised)
-    auditor._check_event(session, context)
-    assert len(context.excesses) == noted
+    asked: list[float] = []
+    monkeypatch.setattr(acceptance, "calibrate", calibrate)
+    auditor, now = Acceptance(Limits(), Freedom()), session(step=5)
+    now.base, now.is_calibration_step = base, lambda step: False
+    auditor.follow(now, encode_frame(Frame()), lambda context: None)
+    now.calibration_note = lambda frame: note
+    yardstick = auditor.follow(now, encode_frame(Frame()), lambda context: None).yardstick
+
+    assert len(asked) == measured
+    assert yardstick is not None
+    assert yardstick.noise[loud].largest == asked[0 if silent else -1]
+    assert yardstick.noise[quiet].largest == asked[-1]
+    assert yardstick.measured.weights == {loud: asked[0 if silent else -1], quiet: asked[-1]}
+    assert yardstick.measured.largest == ({quiet: 1} if silent else {})

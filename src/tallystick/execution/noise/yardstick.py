@@ -54,9 +54,6 @@ WEIGHED_SLACK = 8.0  # times what moves are expected to come to in the optimizer
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
-FLOOR_DOUBT = (
-    3  # octaves below the auditor's own noise floor at which another machine's noise may have reached its own
-)
 UNMEASURED = (
     4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
 )
@@ -189,22 +186,6 @@ class Yardstick:
         far = (self._doubt(place) * noise.largest) ** 2
         return far * min(energy / noise.rms**2, noise.elements * 4.0 ** (OUTGROWN + 1))
 
-    def reaches_floor(self, place: Site, size: float) -> bool:
-        """Whether a gradient of this rms may be noise that has reached its floor where the run was recorded.
-
-        The floor is the auditor's own, less its doubt: whoever declares floors below the noise has a gradient above one in every
-        step.
-        """
-        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
-        if own is None or not own.scales.size:
-            return False
-        least = (
-            int(own.scales.min()) + own.band - FLOOR_DOUBT
-            if is_noise_only(own)
-            else int(own.scales.max()) + 1
-        )
-        return scale_exponent(size) >= least
-
     def lacks(self, places: Iterable[Site]) -> bool:
         """Whether the noise of one of these has never been measured, so that only the trainer's word says what it is."""
         return any(place not in self.noise for place in places)
@@ -326,14 +307,13 @@ class Yardstick:
         noise = self.noise.get(place)
         if noise is None:
             return None
-        before = largest_scale(self.measured.table)
+        table = self.measured.table
+        before = self.measured.largest.get((Kind(place[0]), place[1]), largest_scale(table))
         before = self._largest_unheard if before is None else before
         risen = 0 if before is None or largest is None else min(max(0, largest - before), RISES + 1)
         # An honest floor lies above its noise, and where the band would be too wide above the values.
         spare = risen + max(0, -loudest_band(self.policy)) + 1
-        mine = self.measured.table.sites.get(
-            place
-        )  # of a gradient that is zero here it says how loud the others are
+        mine = table.sites.get(place)  # of a gradient that is zero here it says how loud the others are
         zero = -1000 if mine is None or not is_noise_only(mine) else int(mine.scales.max()) + mine.band
         noisy = scale_exponent(noise.largest) + self.policy.safety
         return spare + max(noisy + octaves_allowed(noise.elements), zero + BAND_OCTAVES)
@@ -382,6 +362,21 @@ def with_earlier_decisions(measured: Calibration, before: Calibration) -> Calibr
             if site in before.table.sites:
                 sites[site] = before.table.sites[site]
     return replace(measured, noise=noise, table=GridTable(sites))
+
+
+def with_gradients(measured: Calibration, now: Calibration, places: Iterable[Site]) -> Calibration:
+    """Return ``measured`` with what the later ``now`` found at the gradients of ``places``, the only ones whose grids are new."""
+    at = {(Kind(kind), ordinal) for kind, ordinal in places}
+    largest = largest_scale(now.table)
+    return replace(
+        measured,
+        noise={**measured.noise, **{p: noise for p, noise in now.noise.items() if p in at}},
+        table=GridTable(
+            {**measured.table.sites, **{p: grid for p, grid in now.table.sites.items() if p in at}}
+        ),
+        weights={**measured.weights, **{p: weight for p, weight in now.weights.items() if p in at}},
+        largest={**measured.largest, **({} if largest is None else dict.fromkeys(at, largest))},
+    )
 
 
 def octaves_allowed(elements: int) -> int:

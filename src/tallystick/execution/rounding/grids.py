@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tallystick.errors import InvalidInput
 from tallystick.numerics.grid_table import GridTable, SiteGrid
-from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
+from tallystick.numerics.log import CALIBRATED, MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy
 from tallystick.numerics.tensor_measures import block_rms, sample_stride, sampled_rms
@@ -64,6 +64,33 @@ def scale_exponent(rms: float) -> int:
 def is_noise_only(grid: SiteGrid) -> bool:
     """Whether calibration found this site to be cancellation noise: its grid, never dithered, sends all of it to zero."""
     return grid.scales.size > 0 and grid.band == NOISE_BAND
+
+
+def silent_gradients(table: GridTable) -> frozenset[Site]:
+    """Return where ``table`` has gradients that are noise only."""
+    return frozenset(
+        (int(kind), ordinal)
+        for (kind, ordinal), grid in table.sites.items()
+        if kind == Kind.GRADIENT and is_noise_only(grid)
+    )
+
+
+def without(table: GridTable, places: frozenset[Site]) -> GridTable:
+    """Return ``table`` without the grids at ``places``."""
+    return GridTable({at: grid for at, grid in table.sites.items() if at not in places})
+
+
+def base_after(base: GridTable, table: GridTable, note: bytes | None) -> GridTable:
+    """Return the grids of the last calibration after a step, from those before it and the step's own ``table``.
+
+    ``note`` says what was measured for that step: ``CALIBRATED``, by schedule too, ``SILENT_CALIBRATED``, or None.
+    """
+    if note is None:
+        return base
+    if note == CALIBRATED:
+        return table
+    silent = silent_gradients(base)
+    return GridTable({**base.sites, **{at: grid for at, grid in table.sites.items() if at in silent}})
 
 
 def largest_scale(table: GridTable) -> int | None:

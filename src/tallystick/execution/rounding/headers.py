@@ -64,7 +64,8 @@ class HeaderChecks:
 
     Attributes:
         policy: what it allows.
-        base: the grids of the last calibration; empty in a step that was calibrated.
+        base: the grids of the last calibration; empty in a step that was calibrated, without the grids of ``silent`` in one in
+            which their noise alone was measured.
         before: the grids after the step before.
         violations, excesses: what was found, the context's own.
         is_first: whether no step lies before this one: grids of a first state are the trainer's word.
@@ -78,13 +79,14 @@ class HeaderChecks:
     violations: list[Violation]
     excesses: list[tuple[Site | None, Excess]]
     is_first: bool = False
+    silent: frozenset[Site] = frozenset()
     yardstick: Yardstick | None = None
     energy: float = 0.0
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the trainer measured the noise before this step."""
-        return not self.base.sites
+        """Whether the trainer measured all noise before this step."""
+        return not self.base.sites and not self.silent
 
     def _grid_before(self, place: Site) -> SiteGrid | None:
         return None if self.is_first else self.before.sites.get(place)
@@ -118,7 +120,9 @@ class HeaderChecks:
     def check_unmeasured(self, table: GridTable, name: Callable[[Site], str]) -> None:
         """Note another grid, where noise is measured, than a gradient gets that has no value but zero then, or none."""
         assert self.yardstick is not None
-        for place, grid in table.sites.items() if self.is_calibrated else ():
+        for place, grid in table.sites.items():
+            if not self.is_calibrated and place not in self.silent:
+                continue
             if place[0] != Kind.GRADIENT or is_noise_only(grid) or not self.yardstick.is_unmeasured(place):
                 continue
             before = self._grid_before(place)
@@ -130,7 +134,8 @@ class HeaderChecks:
     def check_heard(self, place: Site, grid: SiteGrid, largest: int | None, name: str, *, seen: bool) -> None:
         """Note a grid of a gradient that was noise only which its noise does not ask for; ``seen`` if the step has it."""
         before = self._grid_before(place)
-        if self.is_calibrated or before is None or not is_noise_only(before) or is_noise_only(grid):
+        is_measured = self.is_calibrated or place in self.silent
+        if is_measured or before is None or not is_noise_only(before) or is_noise_only(grid):
             return
         highest = None if self.yardstick is None else self.yardstick.highest_floor(place, largest)
         if highest is None:
