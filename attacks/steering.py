@@ -570,6 +570,8 @@ class SteeringContext(RecordingContext):
             attacker.measure(session)
         self._declare()
 
+    _share = 1.0
+
     def _declare(self) -> None:
         for place, grid in list(self._grids.items()):
             self._grids[place] = self._declared(place, self.attacker.signals.pop(place, grid))
@@ -680,7 +682,7 @@ class SteeringContext(RecordingContext):
         gain = worth[near].clone()
         gain[own == 1] = -1.0  # an exact zero: nothing to gain
         order = gain.argsort(descending=True)
-        helpful = order[: int((gain > 0).sum())]
+        helpful = order[: int(self._share * int((gain > 0).sum()))]
         if self.attacker.yardstick is not None:
             helpful = self._accepted(helpful, near, own, distance)
         taken = own.clone()
@@ -798,11 +800,9 @@ class SteeringContext(RecordingContext):
     def plan(self) -> None:
         """See all gradients of the step, before the first is rounded, and find how much a move must be worth."""
         attacker = self.attacker
-        for ordinal, honest in enumerate(attacker.gate_gradient):
-            source = self.session.parameters[ordinal][1].grad
-            if honest is not None and source is not None:
-                attacker.parted += float((source - honest).double().square().sum())
-                attacker.own_energy += float(honest.double().square().sum())
+        while not self._weigh_bend() and self._share:
+            self._share = self._share / 4.0 if self._share > 0.01 else 0.0
+            self._take_again()
         if attacker.limits.audited is None:
             return
         sizes = {
@@ -1018,6 +1018,34 @@ class SteeringContext(RecordingContext):
         symbols = np.array([int(sides[i]) for i in index.tolist()], dtype=np.int64)
         self.payloads[address] = encode(SparseEntries(numel, 1, index, symbols))
         return given
+
+    def _weigh_bend(self) -> bool:
+        """Note how far gates bent the step's gradient; whether that is what an auditor accepts of it and of each tensor."""
+        attacker, within = self.attacker, True
+        audited = attacker.limits.audited
+        most = np.inf if audited is None else (audited * self.policy.most_bent) ** 2
+        attacker.parted = attacker.own_energy = 0.0
+        for ordinal, honest in enumerate(attacker.gate_gradient):
+            source = self.session.parameters[ordinal][1].grad
+            if honest is not None and source is not None:
+                parted = float((source - honest).double().square().sum())
+                own = float(honest.double().square().sum())
+                within &= parted <= most * own
+                attacker.parted += parted
+                attacker.own_energy += own
+        return within or audited is None
+
+    def _take_again(self) -> None:
+        """Take the pass again, with fewer gates."""
+        attacker, session = self.attacker, self.session
+        assert attacker.job is not None
+        attacker.told.gates = self._gates_before
+        with session.interlude():
+            before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
+            self.payloads.clear()
+            again, *_ = gradients_under(session, backward_of(session, attacker.job), self, before)
+        for (_, p), gradient in zip(session.parameters, again, strict=True):
+            p.grad = gradient
 
     def finish(self) -> bytes:
         """Return the frame, having noted how far the step's gradient was moved."""
