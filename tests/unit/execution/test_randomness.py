@@ -249,6 +249,27 @@ def test_generators_outside_torch_are_refused(policy: str, around: Any, record_r
         record_run(around(lambda: lambda x: x * random.random()), policy, 1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "drawn"),
+    [
+        *((kind, drawn) for kind in ("MT19937", "PCG64") for drawn in ("permutation", "randint", "bytes")),
+        ("MT19937", "seed"),
+    ],
+)
+def test_each_draw_from_numpys_own_generator_is_seen(
+    kind: str, drawn: str, around: Any, record_run: Any
+) -> None:
+    numpy_random: Any = np.random
+    before = numpy_random.get_bit_generator()
+    numpy_random.set_bit_generator(getattr(np.random, kind)(5))
+    try:
+        with pytest.raises(Nondeterminism, match=r"draws from numpy\.random"):
+            record_run(around(lambda: lambda x: (getattr(np.random, drawn)(1 << 7), x)[1]), "fp32", 1)
+        record_run(around(lambda: lambda x: x), "fp32", 1)  # the control: nothing is drawn
+    finally:
+        numpy_random.set_bit_generator(before)
+
+
 def test_a_step_leaves_the_callers_generator_where_it_was(zoo: Any, record_run: Any) -> None:
     torch.manual_seed(99)
     before = torch.get_rng_state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import random
 import time
@@ -72,6 +73,9 @@ class Prepared:
     follows_up: bool
     listeners: StepListeners
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+
+MT19937_BYTES = 4 * 624 + 4  # of its state in memory: the words, and which of them is next
 
 
 class OpenStep:
@@ -289,7 +293,14 @@ class OpenStep:
 
 
 def _outside_generators() -> dict[str, object]:
-    """The states of generators that a step must not draw from, by name."""
-    numpy_state: Any = np.random.get_state(legacy=False)
-    words = numpy_state["state"]
-    return {"Python's random": random.getstate(), "numpy.random": (words["pos"], words["key"].tobytes())}
+    """The states of generators that a step must not draw from, by name.
+
+    numpy's own is read where it lies (``BitGenerator.ctypes``): asking for a copy takes longer than all else here.
+    """
+    numpy_random: Any = np.random
+    generator = numpy_random.get_bit_generator()
+    if type(generator) is np.random.MT19937:
+        drawn: object = ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES)
+    else:
+        drawn = repr(generator.state)
+    return {"Python's random": random.getstate(), "numpy.random": drawn}
