@@ -31,20 +31,13 @@ INLINE void put(uint8_t *data, int64_t at, uint64_t value, int width) {
     for (int64_t bits = (at & 7) + width; bits > 0; bits -= 8, value >>= 8) *byte++ |= (uint8_t)value;
 }
 
-/* Return the bits that `count` entries at ascending positions take: quotients, and width + k for each. */
-EXPORT int64_t tally_entry_bits(const int64_t *index, int64_t count, int32_t k, int32_t width) {
-    int64_t bits = count * (1 + k + width), previous = -1;
-    for (int64_t i = 0; i < count; i++) {
-        bits += (index[i] - previous - 1) >> k;
-        previous = index[i];
-    }
-    return bits;
-}
-
-/* Write them to zeroed data of that many bits. k + width is at most 48 + 32. */
-EXPORT void tally_write_entries(const int64_t *index, const int64_t *symbols, int64_t count, int32_t k, int32_t width,
-                                uint8_t *data) {
+/* Write `count` > 0 entries at ascending positions to data; return the bits they take: quotients, and width + k for each.
+ *
+ * `bytes` hold at least count * (1 + k + width) + ((index[count - 1] + 1 - count) >> k) bits. k + width is at most 48 + 32. */
+EXPORT int64_t tally_write_entries(const int64_t *index, const int64_t *symbols, int64_t count, int32_t k, int32_t width,
+                                   uint8_t *data, int64_t bytes) {
     int64_t at = 0, previous = -1;
+    memset(data, 0, (size_t)bytes);
     for (int64_t i = 0; i < count; i++) {
         at += (index[i] - previous - 1) >> k;
         data[at >> 3] |= (uint8_t)(1u << (at & 7));
@@ -57,6 +50,7 @@ EXPORT void tally_write_entries(const int64_t *index, const int64_t *symbols, in
         previous = index[i];
     }
     for (int64_t i = 0; i < count; i++, at += width) put(data, at, (uint64_t)symbols[i], width);
+    return at;
 }
 
 /* Read `count` > 0 entries of a site of n elements (n <= 2^48, count <= n, k <= 48, width <= 32) into index and symbols.

@@ -11,15 +11,21 @@ from tallystick.numerics.kernels import native
 def write_entries(
     indexes: npt.NDArray[np.int64], symbols: npt.NDArray[np.int64], k: int, width: int
 ) -> bytes:
-    """Return the quotients, remainders of ``k`` bits and symbols of entries, which ascend (spec/rounding-log.md 3)."""
-    library = native.library()
+    """Return the quotients, remainders of ``k`` bits and symbols of entries, which ascend (spec/rounding-log.md 3).
+
+    There is at least one.
+    """
     indexes, symbols = np.ascontiguousarray(indexes), np.ascontiguousarray(symbols)
-    bits = library.tally_entry_bits(native.address(indexes), indexes.size, k, width)
-    data = np.zeros((bits + 7) // 8, dtype=np.uint8)
-    library.tally_write_entries(
-        native.address(indexes), native.address(symbols), indexes.size, k, width, native.address(data)
+    count, own = indexes.size, native.room()
+    most = (count * (1 + k + width) + ((int(indexes[-1]) + 1 - count) >> k) + 7) // 8
+    data, place = own.coded, own.coded_address
+    if most > data.size:
+        data = np.empty(most, dtype=np.uint8)
+        place = native.address(data)
+    bits = native.library().tally_write_entries(
+        native.address(indexes), native.address(symbols), count, k, width, place, most
     )
-    return data.tobytes()
+    return data[: (bits + 7) // 8].tobytes()
 
 
 def read_entries(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tallystick.errors import TallyError
 
-VERSION = 20  # of the C sources (native.h)
+VERSION = 21  # of the C sources (native.h)
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -42,8 +42,7 @@ SIGNATURES = (  # name, result, arguments
     ("tally_nearest_record", N, (P, N, N, P, P)),
     ("tally_nearest_follow", N, (P, N, N, P, P, N, P)),
     ("tally_nearest_round", None, (P, N, N)),
-    ("tally_entry_bits", N, (P, N, W, W)),
-    ("tally_write_entries", None, (P, P, N, W, W, P)),
+    ("tally_write_entries", N, (P, P, N, W, W, P, N)),
     ("tally_read_entries", N, (P, N, N, N, W, W, P, P)),
     ("tally_philox", None, (U, U, N, N, P)),
     ("tally_keep", None, (U, U, N, N, U, P, W)),
@@ -171,15 +170,18 @@ def rows_in_chunk(width: int) -> int:
 
 
 class _Room:
-    """One thread's own space for the entries of one chunk, and where it lies."""
+    """One thread's own space for the entries of one chunk and what they are coded as, and where it lies."""
 
     def __init__(self) -> None:
+        self.coded = np.empty(1 << 12, dtype=np.uint8)
+        self.coded_address = address(self.coded)
         self.size = CHUNK
         self.at, self.bit = np.empty(CHUNK, dtype=np.int64), np.empty(CHUNK, dtype=np.uint8)
         self.addresses = address(self.at), address(self.bit)
 
 
-def _room() -> _Room:
+def room() -> _Room:
+    """Return this thread's."""
     found = getattr(_own, "room", None)
     if found is None or found.size != CHUNK:
         found = _own.room = _Room()
@@ -190,8 +192,8 @@ def positions(find: Callable[[int, int, int], int], n: int, threads: int) -> npt
     """Return the positions that ``find(begin, end, address)`` writes for each chunk of ``n`` elements, ascending."""
 
     def one(begin: int, end: int) -> npt.NDArray[np.int64]:
-        room = _room()
-        return room.at[: find(begin, end, room.addresses[0])].copy()
+        own = room()
+        return own.at[: find(begin, end, own.addresses[0])].copy()
 
     found = in_chunks(one, n, threads)
     return found[0] if len(found) == 1 else np.concatenate(found)
@@ -206,9 +208,9 @@ def recorded(
     """
 
     def one(begin: int, end: int) -> tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        room = _room()
-        found = kernel(site, begin, end, *room.addresses)
-        return found, room.at[: max(found, 0)].copy(), room.bit[: max(found, 0)].copy()
+        own = room()
+        found = kernel(site, begin, end, *own.addresses)
+        return found, own.at[: max(found, 0)].copy(), own.bit[: max(found, 0)].copy()
 
     return in_chunks(one, n, threads)
 
