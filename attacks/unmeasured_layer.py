@@ -17,7 +17,7 @@ LIMITS = Limits(audited=0.9, pull=30.0)
 
 def attack(scene: Scene) -> str:
     scene = Scene(scene.folder, scene.policy, scene.steps, job=JOB)
-    with patch.object(Session, "outgrown", lambda _: None):
+    with patch.object(Session, "has_outgrown", lambda _: False):
         return told(play(scene, LIMITS))
 
 

@@ -50,7 +50,8 @@ class MemoryRun:
 
         started = time.perf_counter()
         backward = backward_of(self.session, self.job)
-        self.session.table = calibrate(self.session, backward, repeats=repeats, seed=self.seed).table
+        measured = calibrate(self.session, backward, repeats=repeats, seed=self.seed).table
+        self.session.table = self.session.grids_for(self.session.table, measured)
         return time.perf_counter() - started
 
     def begin(self) -> float:

@@ -13,10 +13,16 @@ from unittest.mock import patch
 
 import pytest
 
+from tallystick.execution.job import find_source
+from tallystick.execution.rounding.grids import site_grid
 from tallystick.execution.session.session import Session
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind
+from tallystick.numerics.policy import find_policy
+from tallystick.roles import trainer
 from tallystick.roles.audit_report import AuditReport
 from tallystick.roles.auditor import audit
-from tallystick.roles.trainer import record
+from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 
 FOLDER = Path(__file__).resolve().parents[2] / "attacks"
@@ -117,7 +123,7 @@ def test_a_layer_that_measured_steps_leave_out_is_measured_where_it_appears(
     assert audit(honest, order.source).verdict == "match"
 
     with (
-        patch.object(Session, "outgrown", lambda _: None),
+        patch.object(Session, "has_outgrown", lambda _: False),
         steering.steering(steering.Attacker(steering.Limits(audited=0.9, pull=30.0))),
     ):
         record(order, run)
@@ -125,6 +131,64 @@ def test_a_layer_that_measured_steps_leave_out_is_measured_where_it_appears(
     assert report.verdict == "not_accepted", report.first
     limit = "beside.weight: 2**-2; accepted is a band of" if policy == "fp32" else "of this step's gradient"
     assert any(limit in text for text in excesses(report)), excesses(report)
+
+
+TURNS = """
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from tallystick.execution.job import Job
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(16, 12), nn.Linear(12, 4)
+        self.branches = nn.ModuleList(nn.Linear(12, 12) for _ in range(2))
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.2)
+
+    def forward(self, x, gate):
+        x = torch.tanh(self.first(x))
+        return self.head(torch.tanh(x + (1.0 - gate) * self.branches[0](x) + gate * self.branches[1](x)))
+
+def build(settings):
+    model = Branches()
+    def batch(step):
+        rng = np.random.default_rng(step)
+        x = torch.from_numpy(rng.standard_normal((32, 16)).astype(np.float32))
+        return x, torch.from_numpy(rng.integers(0, 4, 32)), float(step % 2)
+    return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05), batch=batch,
+               loss=lambda model, b: F.cross_entropy(model(b[0], b[2]), b[1]), steps=8)
+"""
+
+
+def test_a_sample_measures_a_branch_that_its_first_step_leaves_out(tmp_path: Path) -> None:
+    """Declared once, the widest band of a branch held in every segment that begins with the other one's turn: match."""
+    job = tmp_path / "turns.py"
+    job.write_text(TURNS)
+    source, measure = find_source(str(job)), trainer._Recording._calibrate
+
+    def calibrate(self: Any, backward: Any, repeats: int = 2) -> None:
+        measure(self, backward, repeats)
+        session = self.session
+        wide = {
+            place: site_grid(session.policy, Kind.GRADIENT, -2, grid.scales)
+            for place, grid in session.table.sites.items()
+            if place[0] == Kind.GRADIENT and session.parameters[place[1]][0] == "branches.1.weight"
+        }
+        if session.step % 2 and lies:
+            session.table = GridTable({**session.table.sites, **wide})
+
+    for lies, verdict in ((False, "match"), (True, "not_accepted")):
+        run = RunDirectory(tmp_path / f"run{lies}")
+        with patch.object(trainer._Recording, "_calibrate", calibrate):
+            record(Order(source, {}, find_policy("fp32"), steps=8, checkpoint_every=2), run)
+        for begin in (2, 4, 6):
+            report = audit(run, source, steps=(begin, begin + 2))
+            assert report.verdict == verdict, (begin, report.first)
 
 
 @pytest.mark.parametrize("policy", ["fp32", "bf16"])

@@ -15,10 +15,9 @@ from tallystick.diagnosis.search import EFFORT, Diagnosis, OwnStep, Tell, scatte
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
 from tallystick.execution.operations import Watch
-from tallystick.execution.rounding.grids import base_after
 from tallystick.execution.snapshot import load_state
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import CALIBRATED, Kind, SiteAddress, decode_frame
+from tallystick.numerics.log import Kind, SiteAddress, decode_frame
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.store.files import RunDirectory
@@ -228,8 +227,8 @@ def _grids_before(replay: Replay, side: RecordedRun, start: int, step: int) -> d
         read = decode_frame(frame)
         change = read.find(SiteAddress(0, 0, Kind.GRID, 0))
         table = table if change is None else table.apply(change)
-        note = read.find(SiteAddress(0, 0, Kind.CALIBRATION, 0))
-        base = base_after(base, table, CALIBRATED if replay.session.is_calibration_step(done) else note)
+        extra = read.find(SiteAddress(0, 0, Kind.CALIBRATION, 0)) is not None
+        base = table if extra or replay.session.is_calibration_step(done) else base
     return {
         name: Entry(name, "U8", (len(data),), data)
         for name, data in zip(names, (table.encode(), base.encode()), strict=True)

@@ -36,7 +36,6 @@ from tallystick.evidence.verification import (
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     CALIBRATED,
-    CALIBRATION_NOTES,
     MOST_RESIDUE_BITS,
     Frame,
     Kind,
@@ -331,13 +330,12 @@ def _check_calibration(
     Raises:
         InvalidInput: it is another, stands elsewhere, or one was due by the interval that the specification states.
     """
-    stated = specification.policy.parameters
-    known = (CALIBRATED,) if stated.get("compute") == "bfloat16" else CALIBRATION_NOTES
-    if address.ordinal or payload not in known:
+    if address.ordinal or payload != CALIBRATED:
         raise InvalidInput(
-            f"{what}: a frame has one note of a calibration, with ordinal 0 and payload "
-            f"{' or '.join(note.hex() for note in known)}; this is {payload[:8].hex()}"
+            f"{what}: a frame has one note of a calibration, with ordinal 0 and payload {CALIBRATED.hex()}; "
+            f"this is {payload[:8].hex()}"
         )
+    stated = specification.policy.parameters
     every = stated.get("recalibrate_every")
     if (
         isinstance(every, int)

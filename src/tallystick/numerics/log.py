@@ -365,9 +365,7 @@ class Kind(IntEnum):
 
 assert max(Kind) == LARGEST_KIND
 
-CALIBRATED = b"\x01"  # of kind CALIBRATION: the noise was measured before a step where that was not due
-SILENT_CALIBRATED = b"\x02"  # the same of the gradients alone that were noise only
-CALIBRATION_NOTES = (CALIBRATED, SILENT_CALIBRATED)
+CALIBRATED = b"\x01"  # the one payload of kind CALIBRATION: the noise was measured before a step where that was not due
 
 
 @dataclass(frozen=True, order=True, slots=True)

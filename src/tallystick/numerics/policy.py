@@ -288,6 +288,16 @@ def is_calibration_step(step: int, every: int, doubling: bool = False) -> bool:
     return step % every == 0 or step in EARLY or early
 
 
+def chooses_grids(policy: Policy, step: int) -> bool:
+    """Whether grids are chosen anew before ``step``: where the noise is measured, but not oftener than the policy's own interval.
+
+    Whoever may choose grids in every step rounds gradients where it likes; a run's own interval may be as short as it likes.
+    """
+    every, doubling = policy.recalibrate_every, bool(policy.residue_bits)
+    apart = every * -(-POLICIES[policy.name].recalibrate_every // every)
+    return is_calibration_step(step, every, doubling) and is_calibration_step(step, apart, doubling)
+
+
 def entry_budget(grid: SiteGrid, numel: int) -> int:
     """Return how many entries an honest log of ``numel`` elements may have: binomial mean plus eight deviations and 16.
 

@@ -22,21 +22,14 @@ from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
-from tallystick.execution.noise.yardstick import Yardstick, with_earlier_decisions, with_gradients
+from tallystick.execution.noise.yardstick import Yardstick, with_larger, without_values
 from tallystick.execution.rounding.following import FollowingContext
-from tallystick.execution.rounding.grids import (
-    OUTGROWN,
-    Site,
-    is_noise_only,
-    scale_exponent,
-    silent_gradients,
-)
+from tallystick.execution.rounding.grids import Site
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import CALIBRATED, SILENT_CALIBRATED, Kind, decode_frame
+from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
-from tallystick.numerics.tensor_measures import sampled_rms
 from tallystick.roles.bending import StepBend, TensorBend, bend_of
 
 REPEATS = 3
@@ -128,23 +121,18 @@ class Acceptance:
             InvalidInput: the frame is malformed.
         """
         overdue = session.step - self._measured >= POLICIES[session.policy.name].recalibrate_every
-        read = decode_frame(frame)
-        note = session.calibration_note(read)
-        if self._yardstick is None or overdue or note == CALIBRATED:
+        is_trainers = session.is_calibrated(decode_frame(frame))
+        if self._yardstick is None or overdue or is_trainers:
             self._measured = session.step
-            self._measure(session, backward, is_trainers=note == CALIBRATED)
-        elif note == SILENT_CALIBRATED:
-            self._measure(session, backward, is_trainers=self._yardstick.is_trainers, silent=True)
-        context, weighing = session.following_context(read, self._yardstick), self._weighing
+            self._measure(session, backward, is_trainers=is_trainers)
+        context, weighing = session.following_context(frame, self._yardstick), self._weighing
         if weighing is not None and not is_linear(session.optimizer):
             context.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
                 ordinal, session.parameters[ordinal][1], gradient, at, moves
             )
         return context
 
-    def _measure(
-        self, session: Session, backward: Backward, *, is_trainers: bool, silent: bool = False
-    ) -> None:
+    def _measure(self, session: Session, backward: Backward, *, is_trainers: bool) -> None:
         own = self._yardstick
         repeats = REPEATS + (1 if own is None else 0)
         # What the trainer declared before is its word; it counts only where an audit begins in the middle.
@@ -156,10 +144,10 @@ class Acceptance:
         except Nondeterminism as problem:
             self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
         else:
-            if own is not None and silent:
-                measured = with_gradients(own.measured, measured, silent_gradients(session.base))
-            elif own is not None and is_trainers and not session.is_calibration_step(session.step):
-                measured = with_earlier_decisions(measured, own.measured)
+            if own is not None and is_trainers and not session.chooses_grids(session.step):
+                measured = with_larger(measured, own.measured)
+            elif earlier is None or not is_trainers:
+                measured = without_values(measured)
             self._yardstick = Yardstick(session.policy, measured, own, is_trainers=is_trainers)
 
     @contextmanager
@@ -174,12 +162,10 @@ class Acceptance:
 
         def measure() -> None:
             assert self._yardstick is not None
-            if context.is_calibrated and not session.is_calibration_step(session.step):
-                self._check_event(session, context)
-            present = [
-                (int(Kind.GRADIENT), n) for n, (_, p) in enumerate(session.parameters) if _has_gradient(p)
-            ]
-            if self._yardstick.lacks(present):
+            if any(
+                self._yardstick.lacks((int(Kind.GRADIENT), n)) and _has_gradient(p)
+                for n, (_, p) in enumerate(session.parameters)
+            ):
                 before = self._yardstick
                 with session.interlude():
                     self._measure(session, backward, is_trainers=False)
@@ -229,22 +215,6 @@ class Acceptance:
             expected = self._yardstick.unsure(place, bend.own)
         return 0.0 if bend.moved <= expected else bend.moved - expected  # what is not a number is more
 
-    def _check_event(self, session: Session, context: FollowingContext) -> None:
-        """Note a calibration out of schedule in a step where no gradient has outgrown its scale: grids are new ones there.
-
-        An octave is the auditor's doubt.
-        """
-        for ordinal, (_, p) in enumerate(session.parameters):
-            base = session.base.sites.get((int(Kind.GRADIENT), ordinal))
-            if p.grad is None or not p.numel() or base is None or is_noise_only(base):
-                continue
-            size = float(sampled_rms([p.grad.detach()])[0])
-            if not math.isfinite(size) or scale_exponent(size) >= int(base.scales.max()) + OUTGROWN:
-                return
-        if session.base.sites:
-            own = f"only where a gradient is {OUTGROWN} octaves above its scale at the last one"
-            context.excesses.append((None, Excess("calibration out of schedule", own, "in this step")))
-
     def count(self, session: Session, context: FollowingContext) -> None:
         """Count in what the step just done showed."""
         step, freedom = session.step - 1, context.freedom
@@ -290,7 +260,7 @@ class Acceptance:
 
 
 def _has_gradient(p: Tensor) -> bool:
-    return p.grad is not None and p.numel() > 0
+    return p.grad is not None and bool(p.grad.any())
 
 
 def _tensors(session: Session) -> list[Tensor]:

@@ -126,7 +126,8 @@ def _train(session: Session, job: Job, seed: int) -> None:
     """Do one step as a recording would."""
     before = session.table
     if session.is_calibration_step(session.step):
-        session.table = calibrate(session, backward_of(session, job), repeats=1, seed=seed).table
+        measured = calibrate(session, backward_of(session, job), repeats=1, seed=seed).table
+        session.table = session.grids_for(before, measured)
     context = session.recording_context(before)
     run_step(session, job, context)
     context.finish()

@@ -35,7 +35,6 @@ from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
-from tallystick.numerics.log import CALIBRATED
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.loop import Loop, main_program
 from tallystick.roles.run_writer import RunWriter
@@ -127,9 +126,10 @@ class Recorder(Loop[RunStatement]):
         number = session.step
         if session.is_calibration_step(number):
             clock = time.perf_counter()
-            session.table = calibrate(
+            measured = calibrate(
                 session, self._probe(batch), repeats=2 if number == 0 else 1, seed=self._seed
             ).table
+            session.table = session.grids_for(before, measured)
             self.phases.add("calibrate", clock)
         if number == 0:
             before = session.table
@@ -153,12 +153,11 @@ class Recorder(Loop[RunStatement]):
 
         The loop alone can take the step, so that what it decided before stays on the grids it was decided on.
         """
-        note = None if context.is_calibrated else self.session.outgrown()
-        if note is not None:
+        if not context.is_calibrated and self.session.has_outgrown():
             clock = time.perf_counter()
             with self.session.interlude():
                 measured = calibrate(self.session, self._probe(batch), repeats=1, seed=self._seed).table
-            (context.regrid if note == CALIBRATED else context.regrid_silent)(measured)
+            context.regrid(self.session.grids_for(self.session.table, measured))
             self.phases.add("calibrate", clock)
 
     def _specification(self, root: str, program: Program) -> Specification:

@@ -25,7 +25,6 @@ from tallystick.execution.step import (
     run_step,
     verify_batches_are_pure,
 )
-from tallystick.numerics.log import SILENT_CALIBRATED
 from tallystick.numerics.policy import Policy
 from tallystick.roles.run_writer import Phases, RunWriter
 from tallystick.roles.same_order import other_machine, verify_same_order, verify_same_program
@@ -282,19 +281,12 @@ class _Recording:
             progress(Progress(step, self.job.steps, outcome.loss, len(frame)))
 
     def _calibrate_if_outgrown(self, backward: Backward, context: RecordingContext) -> None:
-        """Measure the noise and log the step again where a gradient is far larger than when its noise was measured.
-
-        Noise that has reached its floor alone gives only the gradients that were noise new grids, and what was logged stays.
-        """
+        """Measure the noise and log the step again where a gradient is far larger than when its noise was measured."""
         session = self.session
-        note = None if context.is_calibrated else session.outgrown()
-        if note is None:
+        if context.is_calibrated or not session.has_outgrown():
             return
         with session.interlude():
             self._calibrate(backward, repeats=1)
-            if note == SILENT_CALIBRATED:
-                context.regrid_silent(session.table)
-                return
             before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
             context.restart(session.table)
             again, _, _ = gradients_under(session, backward, context, before)
@@ -303,8 +295,9 @@ class _Recording:
 
     def _calibrate(self, backward: Backward, repeats: int = 2) -> None:
         started = time.perf_counter()
-        calibration = calibrate(self.session, backward, repeats=repeats, seed=self.order.seed)
-        self.session.table = calibration.table
+        session = self.session
+        measured = calibrate(session, backward, repeats=repeats, seed=self.order.seed).table
+        session.table = session.grids_for(session.table, measured)
         self.writer.phases.add("calibrate", started)
 
 

@@ -309,7 +309,7 @@ WRONG_PAYLOADS: dict[str, tuple[SiteAddress, bytes, str]] = {
     "micro-batch of a decision": (SiteAddress(0, 2, Kind.DECISION, 0), b"\0\1\1\1", "micro-batch 2 are outside"),
     "width of a decision": (SiteAddress(0, 0, Kind.DECISION, 0), b"\0\x21\1\1", "symbol width 33"),
     "second change of grids": (SiteAddress(0, 0, Kind.GRID, 1), b"\0", "one change of grids"),
-    "calibration in other words": (SiteAddress(0, 0, Kind.CALIBRATION, 0), b"\3", "payload 01 or 02; this is 03"),
+    "calibration in other words": (SiteAddress(0, 0, Kind.CALIBRATION, 0), b"\2", "payload 01; this is 02"),
     "calibration in more words": (SiteAddress(0, 0, Kind.CALIBRATION, 0), b"\1\1", "this is 0101"),
     "second calibration": (SiteAddress(0, 0, Kind.CALIBRATION, 1), b"\1", "one note of a calibration, with ordinal 0"),
     "calibration of a micro-batch": (SiteAddress(0, 1, Kind.CALIBRATION, 0), b"\1", "micro-batch 1 are outside"),

@@ -572,6 +572,22 @@ def test_a_row_may_lie_an_octave_below_its_size_or_as_far_as_noise_reaches_and_n
     assert noted(-1, 6.1, of=5) == ["scale 2**0 of block 5 at least"]
 
 
+def test_where_grids_are_chosen_rows_may_be_as_large_as_a_loop_made_them() -> None:
+    """It may add up parts of what was measured as a whole: measured rows had 2**0, these have 2**3."""
+    x = 8.0 * torch.ones(64, 16)
+    noise = SiteNoise(
+        2.0**-9, np.zeros(64, dtype=np.int64), 1.0, 2.0**-9, x.numel(), np.ones(64), np.full(64, 2.0**-9)
+    )
+    for scale, noted in ((3, []), (4, []), (5, ["scale 2**4 of block 0 at most"])):
+        table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, np.full(64, scale))})
+        measured = GridTable({GRADIENT: table.sites[GRADIENT].with_scales(np.zeros(64, dtype=np.int64))})
+        own = Yardstick(BF16, Calibration({GRADIENT: noise}, measured))
+        frame = Frame.of({AT: encode_residues(Residues.of([0] * x.numel(), BITS))})
+        context = FollowingContext(BF16, table, frame, yardstick=own, is_first=True)
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert [excess.own for _, excess in context.excesses if excess.own.startswith("scale ")] == noted
+
+
 def scales_noted(
     kind: Kind, value: float, scale: int, noise: float, *, calibrated: bool = False
 ) -> list[str]:
@@ -904,5 +920,5 @@ def test_a_small_gradient_that_is_mostly_noise_is_no_ground_to_measure_anew() ->
     for grid, numel, outgrown in ((quiet, 16, True), (noisy, 16, False), (noisy, 256, True)):
         assert grid is not None
         limits = np.array([outgrown_from(BF16, grid, numel)])
-        assert reaches(np.array([4.1]), limits).tolist() == [outgrown]
-        assert not reaches(np.array([3.9]), limits).any()
+        assert reaches(np.array([4.1]), limits) == outgrown
+        assert not reaches(np.array([3.9]), limits)

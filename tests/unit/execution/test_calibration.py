@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,40 @@ def test_noise_only_gradients_are_found_and_signals_are_not(policy: str, zoo: An
         if kind == Kind.GRADIENT and is_noise_only(grid)
     }
     assert noise == {"key.bias"}
+
+
+@pytest.mark.parametrize(("largest", "is_zero"), [(0.0, True), (7e-18, True), (2.0**-21, False)])
+def test_a_zero_whose_reference_is_a_last_bit_of_float64_is_as_noisy_as_the_step(
+    largest: float, is_zero: bool, zoo: Any, open_job: Any
+) -> None:
+    """Its floor was 2**-54, and an honest trainer was called a liar where a float32 machine left 2**-27."""
+    session = open_job(zoo.build({}), POLICIES["fp32"])
+    loud = SiteNoise(2.0**-21, np.zeros(1, dtype=np.int64), 1.0, 2.0**-21, 4096)
+    zero = SiteNoise(math.inf, np.zeros(1, dtype=np.int64), 0.0, largest, 1)
+    seen: Any = SimpleNamespace(noise={(Kind.GRADIENT, 0): loud, (Kind.GRADIENT, 1): zero}, first=[])
+    found = choose_grids(session, seen, {}).table.sites[(Kind.GRADIENT, 1)]
+    assert is_noise_only(found)
+    floor = int(found.scales.min()) + found.band
+    assert floor == exponent_above(2.0**-21) + POLICIES["fp32"].safety
+    if is_zero and largest:
+        assert floor > exponent_above(largest) + POLICIES["fp32"].safety
+
+
+@pytest.mark.parametrize(("elements", "rms", "kept"), [(7, -17, True), (8, -17, False), (7, -16, False)])
+@pytest.mark.parametrize("policy", ["fp64", "fp32", "bf16"])
+def test_of_very_few_elements_one_quiet_repetition_makes_no_signal(
+    policy: str, elements: int, rms: int, kept: bool, zoo: Any, open_job: Any
+) -> None:
+    """A bias that cancels moved by its own last bit alone: recorded as a signal, no other machine could follow it."""
+    rules = POLICIES[policy]
+    session = open_job(zoo.build({}), rules)
+    silent = site_grid(rules, Kind.GRADIENT, NOISE_BAND, np.array([-16]))  # below 2**-17
+    session.table = GridTable({(Kind.GRADIENT, 0): silent})
+    size = math.ldexp(1.0, rms)
+    noise = SiteNoise(2.0**-50, np.array([rms]), size, size * 2.0**-50, elements)
+    seen: Any = SimpleNamespace(noise={(Kind.GRADIENT, 0): noise}, first=[])
+    found = choose_grids(session, seen, {}).table.sites[(Kind.GRADIENT, 0)]
+    assert (found == silent) == (kept and policy != "bf16")
 
 
 def with_function(zoo: Any, function: Any, smooth: tuple[str, ...] = ()) -> Job:

@@ -23,9 +23,10 @@ from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     RISES,
+    SMALL_FINER,
     UNSEEN,
-    Site,
     floor_exponent,
+    held_grid,
     is_noise_only,
     largest_scale,
     scale_exponents,
@@ -398,6 +399,22 @@ def test_a_noise_floor_rises_only_with_gradients_that_were_more_than_noise_when_
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+def test_a_noise_floor_falls_no_lower_than_what_was_measured(policy: Policy) -> None:
+    """The largest gradient is another one where another set has a gradient: a floor that fell each time called noise a signal."""
+    silent, low = (site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([scale])) for scale in (-20, -19))
+    loud = site_grid(policy, Kind.GRADIENT, policy.gradient_band[0], np.array([9]))
+    first, second = (Kind.GRADIENT, 0), (Kind.GRADIENT, 1)
+    base = GridTable({first: replace(loud, scales=np.array([1], dtype=np.int16)), second: silent})
+    context = RecordingContext(policy, GridTable({first: loud, second: low}), base=base)
+    x = torch.full((4096,), 1.0)  # its scale was 2**9
+    context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+    context.settle_noise()
+    context.finish()
+    assert int(context.table.sites[first].scales[0]) < 9
+    assert int(context.table.sites[second].scales[0]) == -20
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
 def test_a_gradient_that_grows_slowly_out_of_its_noise_is_heard(policy: Policy) -> None:
     """Each step of it lies within the noise that the one before would have at most: the noise is what was measured."""
     base = GridTable(
@@ -469,14 +486,15 @@ def forms_noted(
     *,
     calibrated: bool,
     first: bool = False,
-    silent: frozenset[Site] = frozenset(),
+    chooses: bool = True,
+    place: tuple[int, int] = GRADIENT,
 ) -> int:
-    """How often a follower notes that a gradient's grid went from ``before`` to ``now``."""
-    start = table_of(policy, before)
-    update = start.diff(table_of(policy, now))
+    """How often a follower notes that the grid of a gradient, or of another ``place``, went from ``before`` to ``now``."""
+    start, table = (GridTable({**table_of(policy).sites, place: grid}) for grid in (before, now))
+    update = b"" if start == table else start.diff(table)
     frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): update} if update else {})
     base = GridTable() if calibrated else start
-    context = FollowingContext(policy, start, frame, base, is_first=first, silent=silent)
+    context = FollowingContext(policy, start, frame, base, is_first=first, chooses=chooses)
     return sum("last calibration" in excess.own for _, excess in context.excesses)
 
 
@@ -491,10 +509,57 @@ def test_bands_floors_and_numbers_of_scales_change_where_the_noise_is_measured_a
         assert forms_noted(policy, now, before, calibrated=False) == noted
         assert forms_noted(policy, now, before, calibrated=True) == 0
         assert forms_noted(policy, now, before, calibrated=False, first=True) == 0
-        beside = frozenset({(int(Kind.GRADIENT), 1)})  # the only one whose noise was measured
-        assert forms_noted(policy, now, before, calibrated=False, silent=beside) == noted
-        assert forms_noted(policy, now, before, calibrated=True, silent=beside) == noted
     assert forms_noted(policy, gradient_grid(policy, scale=5), plain, calibrated=False) == 0, "scales follow"
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+def test_where_grids_are_not_chosen_a_floor_rises_as_far_as_its_new_band_asks_for(policy: Policy) -> None:
+    """Whoever has the choice in every step leads a gradient: 1.3 % of it in each, "moved 0", a backdoor of 28 % in 600 steps."""
+    lowest = policy.gradient_band[0]
+    before = replace(gradient_grid(policy, band=lowest), floor=lowest + 6)
+    for band, floor, noted in (
+        (0, 6, 0), (1, 6, 0), (2, 6, 0), (0, 5, 1), (0, 7, 1), (2, 7, 1), (3, 7, 0), (3, 6, 1), (3, 8, 1), (4, 8, 0),
+    ):  # fmt: skip
+        now = replace(before, band=lowest + band, floor=lowest + floor)
+        assert forms_noted(policy, now, before, calibrated=True, chooses=False) == noted, (band, floor)
+        assert forms_noted(policy, now, before, calibrated=True) == 0
+        held = held_grid(policy, Kind.GRADIENT, before, now.with_scales([5]))
+        assert held.scales.tolist() == before.scales.tolist(), "scales settle from those before"
+        assert (held.band, held.floor == now.floor) == (now.band, not noted)
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([21]))
+    for first, second in ((before, silent), (silent, before)):
+        assert forms_noted(policy, second, first, calibrated=True, chooses=False) == 0
+        assert held_grid(policy, Kind.GRADIENT, first, second) == second
+
+
+@POLICIES
+@pytest.mark.parametrize("kind", [Kind.BUFFER, Kind.LOSS])
+def test_where_grids_are_not_chosen_bands_that_are_quanta_only_widen(policy: Policy, kind: Kind) -> None:
+    lowest = policy.buffer_band[0]
+    narrow, wide = (site_grid(policy, kind, band, np.array([1])) for band in (lowest, lowest + 1))
+    for now, before, noted in ((wide, narrow, 0), (narrow, wide, 1), (wide, wide, 0)):
+        place = (kind, 0)
+        assert forms_noted(policy, now, before, calibrated=True, chooses=False, place=place) == noted
+        assert held_grid(policy, kind, before, now) == (before if noted else now)
+    for now, noted in ((-45, 1), (-44, 0), (-43, 0)):
+        old, new = (SiteGrid(24, band, -149) for band in (-44, now))
+        assert forms_noted(policy, new, old, calibrated=True, chooses=False, place=STATE) == noted
+        assert held_grid(policy, Kind.STATE, old, new).band == max(-44, now)
+    decision = (Kind.DECISION, 0)
+    low, high = (SiteGrid(0, policy.decision_band[0] + n, 0) for n in (1, 2))
+    for now, before in ((low, high), (high, low)):  # how wide one is moves nothing by itself
+        assert forms_noted(policy, now, before, calibrated=True, chooses=False, place=decision) == 0
+        assert held_grid(policy, Kind.DECISION, before, now) == now
+
+
+def test_few_elements_under_bf16_keep_their_finer_quantum_or_get_the_coarser_one() -> None:
+    coarse = site_grid(BF16, Kind.GRADIENT, BF16.gradient_band[0], np.array([1]))
+    fine = replace(coarse, floor=coarse.floor - SMALL_FINER, residue_bits=coarse.residue_bits + SMALL_FINER)
+    for now, before, noted in ((coarse, fine, 0), (fine, coarse, 1)):
+        start, table = GridTable({GRADIENT: before}), GridTable({GRADIENT: now})
+        frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): start.diff(table)})
+        found = FollowingContext(BF16, start, frame, GridTable(), chooses=False).excesses
+        assert sum("last calibration" in excess.own for _, excess in found) == noted
 
 
 def heard_notes(policy: Policy, now: SiteGrid, *, values: bool = True) -> list[str]:
@@ -527,12 +592,7 @@ def test_a_gradient_that_is_heard_again_has_the_band_that_its_floor_asks_for(pol
 
 
 def calibrated_notes(
-    policy: Policy,
-    now: SiteGrid,
-    before: SiteGrid | None,
-    *,
-    first: bool = False,
-    silent: frozenset[Site] = frozenset(),
+    policy: Policy, now: SiteGrid, before: SiteGrid | None, *, first: bool = False
 ) -> list[str]:
     """What is noted of the grid, at a calibration, of a gradient of which the auditor saw no value but zero."""
     start = GridTable({}) if before is None else table_of(policy, before)
@@ -540,9 +600,7 @@ def calibrated_notes(
         {SiteAddress(0, 0, Kind.GRID, 0): update} if (update := start.diff(table_of(policy, now))) else {}
     )
     own = Yardstick(policy, Calibration({}, GridTable({})))
-    context = FollowingContext(
-        policy, start, frame, GridTable(), yardstick=own, is_first=first, silent=silent
-    )
+    context = FollowingContext(policy, start, frame, GridTable(), yardstick=own, is_first=first)
     return [excess.own for _, excess in context.excesses if "of no values" in excess.site]
 
 
@@ -557,9 +615,6 @@ def test_a_gradient_without_values_keeps_its_grid_where_noise_is_measured(policy
         (unseen, None, True, 0), (wide, None, True, 1), (wide, wide, True, 1),
     ):  # fmt: skip
         assert len(calibrated_notes(policy, now, before, first=first)) == noted, (now, before, first)
-        for ordinal, found in ((0, noted), (1, 0)):
-            silent_then = frozenset({(int(Kind.GRADIENT), ordinal)})
-            assert len(calibrated_notes(policy, now, before, first=first, silent=silent_then)) == found
 
 
 def test_a_scale_below_the_rule_is_noted_unless_noise_could_make_it() -> None:
@@ -871,9 +926,7 @@ def test_noise_that_reaches_its_floor_is_measured_again_where_it_is_not_heard_fr
     """It may be a signal, or noise that has grown with what cancels in it: believed as a signal it was a false mismatch."""
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-9]))  # below 2**-10
     limits = np.array([outgrown_from(policy, silent, 4096)])
-    found = [
-        bool(reaches(np.array([rms]), limits)[0]) for rms in (2.0**-11, 1.1 * 2.0**-11, math.inf, math.nan)
-    ]
+    found = [reaches(np.array([rms]), limits) for rms in (2.0**-11, 1.1 * 2.0**-11, math.inf, math.nan)]
     assert found == [False, not policy.autocast, False, False]
 
 
@@ -893,14 +946,15 @@ def test_a_scale_of_no_values_may_not_grow(policy: Policy) -> None:
     """It may be kept for as long as the next calibration is away, and none of the step's values says that it is too wide."""
     x = torch.zeros(64, dtype=torch.float64)
     for before, now, is_first, noted in (
-        (1, 1, False, False), (1, 2, False, True), (1, 1, True, True), (UNSEEN, UNSEEN, True, False),
+        (1, 1, False, False), (1, 2, False, True), (1, 0, False, True), (1, 1, True, True), (UNSEEN, UNSEEN, True, False),
     ):  # fmt: skip
         start, table = (other(policy, scales=[scale]) for scale in (before, now))
         update = {SiteAddress(0, 0, Kind.GRID, 0): start.diff(table)} if start != table else {}
         context, _ = followed(policy, x, Frame.of(update), start, is_first=is_first)
         assert context.violations == []
+        limit = "least" if now < before else "most"
         assert [excess.own for _, excess in context.excesses if "of no values" in excess.own] == (
-            [f"scale 2**{UNSEEN if is_first else before} at most, of no values"] if noted else []
+            [f"scale 2**{UNSEEN if is_first else before} at {limit}, of no values"] if noted else []
         )
         absent = FollowingContext(
             policy, start, Frame.of(update), is_first=is_first

@@ -410,7 +410,7 @@ def test_what_a_calibration_does_not_see_the_one_before_still_says() -> None:
     first = yardstick(noise_of(2.0**-17), seen)
     left_out = Calibration({}, GridTable({WEIGHT: wide}))
     alone, later = Yardstick(FP32, left_out), Yardstick(FP32, left_out, first)
-    assert (alone.lacks([WEIGHT]), later.lacks([WEIGHT]), later.lacks([WEIGHT, (Kind.GRADIENT, 1)])) == (
+    assert (alone.lacks(WEIGHT), later.lacks(WEIGHT), later.lacks((Kind.GRADIENT, 1))) == (
         True,
         False,
         True,
@@ -580,50 +580,17 @@ def test_a_batch_unlike_the_last_has_its_step_measured_anew_and_is_followed(tmp_
     assert again.load_transcript().root() == run.load_transcript().root()
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "note"),
-    [
-        (3.9, 2.0**-12, None),
-        (3.9, 1.9 * 2.0**-12, b"\x02"),
-        (4.1, 2.0**-12, b"\x01"),
-        (4.1, 1.0, b"\x01"),
-        (math.nan, 2.0**-12, None),
-    ],
-)
-def test_what_is_measured_again_follows_from_which_gradient_has_grown(
-    zoo: Any, open_job: Any, first: float, second: float, note: bytes | None
-) -> None:
-    """One scale was 2**0, of the other nothing was heard below 2**-11; what its step does not have says nothing."""
+def test_a_note_of_a_calibration_that_was_due_is_malformed(zoo: Any, open_job: Any) -> None:
     session = open_job(zoo.build({}), POLICIES["fp32"])
-    session.base = GridTable({(Kind.GRADIENT, 0): gradient_grid(-14), (Kind.GRADIENT, 1): silent_below(-11)})
-    for size, (_, parameter) in zip((first, second), session.parameters, strict=False):
-        parameter.grad = torch.full_like(parameter, size)
-    assert session.outgrown() == note
-    session.parameters[1][1].grad = None
-    assert session.outgrown() == (note if note == b"\x01" else None)
-
-
-@pytest.mark.parametrize("policy", ["fp64", "fp32", "bf16"])
-def test_a_note_of_a_calibration_that_was_due_is_malformed(zoo: Any, open_job: Any, policy: str) -> None:
-    session = open_job(zoo.build({}), POLICIES[policy])
     place = SiteAddress(0, 0, Kind.CALIBRATION, 0)
-    silent = policy == "bf16"  # noise that reaches its floor is heard there
-    for step, note, refused in (
-        (0, b"\x01", True), (5, b"\x01", False), (0, b"\x02", True), (5, b"\x02", silent), (5, b"\x03", True),
-    ):  # fmt: skip
+    for step, note, refused in ((0, b"\x01", True), (5, b"\x01", False), (5, b"\x02", True)):
         session.step = step
         frame = encode_frame(Frame.of({place: note}))
         if refused:
             with pytest.raises(InvalidInput, match="the log's note of a calibration"):
                 session.following_context(frame)
         else:
-            session.base = GridTable(
-                {(Kind.GRADIENT, 0): silent_below(-10), (Kind.GRADIENT, 1): gradient_grid(-14)}
-            )
-            context = session.following_context(frame)
-            assert context.is_calibrated == (note == b"\x01")
-            assert context.silent == ({(int(Kind.GRADIENT), 0)} if note == b"\x02" else set())
-            assert set(context.base.sites) == ({(Kind.GRADIENT, 1)} if note == b"\x02" else set())
+            assert session.following_context(frame).is_calibrated
 
 
 # -- what was decided, to the number ----------------------------------------------------------------------------------

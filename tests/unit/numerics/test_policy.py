@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tallystick.errors import InvalidInput
-from tallystick.numerics.policy import CHOICES, POLICIES, Policy, find_policy, policy_of
+from tallystick.numerics.policy import CHOICES, POLICIES, Policy, chooses_grids, find_policy, policy_of
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,31 @@ def test_how_far_moves_and_noise_may_go_is_what_was_decided(
     """docs/adr/0025 and 0026: an auditor's answer, and in no specification."""
     policy = POLICIES[name]
     assert (policy.most_path, policy.most_bent, policy.excuse) == (path, bent, excuse)
+
+
+@pytest.mark.parametrize(
+    ("every", "chosen"),
+    [
+        (1, [0, 4, 32, 100, 200]), (7, [0, 4, 32, 105, 210]), (50, [0, 4, 32, 100, 200]), (100, [0, 4, 32, 100, 200]),
+        (150, [0, 4, 32, 150, 300]), (250, [0, 4, 32, 250]),
+    ],
+)  # fmt: skip
+def test_grids_are_chosen_as_often_as_the_policy_measures_however_often_the_run_does(
+    every: int, chosen: list[int]
+) -> None:
+    policy = find_policy("fp32", recalibrate_every=every)
+    assert [step for step in range(301) if chooses_grids(policy, step)][: len(chosen)] == chosen
+    often = find_policy("bf16", recalibrate_every=3)  # which measures at powers of two besides
+    assert [step for step in range(120) if chooses_grids(often, step)] == [0, 4, 32, 102]
+    assert [step for step in range(120) if chooses_grids(POLICIES["bf16"], step)] == [
+        0,
+        4,
+        8,
+        16,
+        32,
+        64,
+        100,
+    ]
 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name, limits in CHOICES.items() for key in limits])

@@ -18,8 +18,8 @@ from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import CALIBRATED, SILENT_CALIBRATED, Frame, Kind, encode_frame
-from tallystick.numerics.policy import POLICIES, find_policy
+from tallystick.numerics.log import Frame, Kind, encode_frame
+from tallystick.numerics.policy import POLICIES
 from tallystick.roles import acceptance, bending
 from tallystick.roles.acceptance import Acceptance, Limits
 from tallystick.roles.bending import StepBend, TensorBend
@@ -33,7 +33,8 @@ def session(step: int = 1, numbers: Mapping[str, float] | None = None) -> Any:
         seed=1,
         parameters=[("w", torch.nn.Parameter(torch.ones(4)))],
         optimizer=None if numbers is None else SimpleNamespace(param_groups=[dict(numbers)]),
-        calibration_note=lambda frame: None,
+        is_calibrated=lambda frame: False,
+        chooses_grids=lambda step: True,
         following_context=lambda frame, yardstick: SimpleNamespace(yardstick=yardstick),
     )
 
@@ -234,55 +235,44 @@ def test_bends_of_steps_that_differ_are_taken_back() -> None:
     assert (auditor._bends["w"].moved, auditor._bends["w"].own) == (pytest.approx(1.0), 512.0)
 
 
-@pytest.mark.parametrize(("size", "noted"), [(3.9, 1), (4.1, 0)])
-def test_a_calibration_out_of_schedule_is_noted_unless_a_gradient_may_have_outgrown_its_scale(
-    size: float, noted: int
-) -> None:
-    """Its scale was 2**1: above 2**3 a trainer measures anew, and the auditor doubts an octave."""
-    p = torch.zeros(4)
-    p.grad = torch.full((4,), size)
-    place = (int(Kind.GRADIENT), 0)
-    base = GridTable({place: site_grid(find_policy("fp32"), Kind.GRADIENT, -14, np.array([1]))})
-    session: Any = SimpleNamespace(parameters=[("w", p)], base=base)
-    context: Any = SimpleNamespace(excesses=[])
-    auditor = Acceptance(Limits(), Freedom())
-    auditor._check_event(session, context)
-    assert len(context.excesses) == noted
-    session.base = GridTable()  # an audit that begins in the middle knows no last calibration
-    context.excesses.clear()
-    auditor._check_event(session, context)
-    assert context.excesses == []
-
-
 @pytest.mark.parametrize(
-    ("note", "measured", "silent"), [(None, 1, 0), (CALIBRATED, 2, 0), (SILENT_CALIBRATED, 2, 1)]
+    ("due", "chooses", "gradient", "buffer"), [(True, True, 1, 1), (True, False, 1, 0), (False, False, 1, 1)]
 )
-def test_where_noise_that_reached_its_floor_was_measured_again_only_that_is_new(
-    monkeypatch: pytest.MonkeyPatch, note: bytes | None, measured: int, silent: int
+def test_where_grids_are_not_chosen_buffers_may_be_as_noisy_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, due: bool, chooses: bool, gradient: int, buffer: int
 ) -> None:
-    """All else is held to what was measured when its grids were made."""
-    loud, quiet = ((Kind.GRADIENT, n) for n in (0, 1))
-    policy = find_policy("fp32")
-    base = GridTable({loud: site_grid(policy, Kind.GRADIENT, -14, np.array([1])),
-                      quiet: site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-9]))})  # fmt: skip
+    """Their quanta only become coarser there. The larger noise was measured first."""
+    places = (Kind.GRADIENT, 0), (Kind.BUFFER, 0)
+    asked: list[float] = []
 
-    def calibrate(*given: object, seed: int, **more: object) -> Calibration:
-        size = math.ldexp(1.0, len(asked))
+    def calibrate(*given: object, **more: object) -> Calibration:
+        size = math.ldexp(1.0, -len(asked))
         asked.append(size)
         noise = SiteNoise(size, np.zeros(1, dtype=np.int64), 1.0, size, 4096)
-        return Calibration({loud: noise, quiet: noise}, base, weights={loud: size, quiet: size})
+        return Calibration(dict.fromkeys(places, noise))
 
-    asked: list[float] = []
     monkeypatch.setattr(acceptance, "calibrate", calibrate)
-    auditor, now = Acceptance(Limits(), Freedom()), session(step=5)
-    now.base, now.is_calibration_step = base, lambda step: False
-    auditor.follow(now, encode_frame(Frame()), lambda context: None)
-    now.calibration_note = lambda frame: note
-    yardstick = auditor.follow(now, encode_frame(Frame()), lambda context: None).yardstick
-
-    assert len(asked) == measured
+    auditor, frame = Acceptance(Limits(), Freedom()), encode_frame(Frame())
+    now = session(step=0)
+    auditor.follow(now, frame, lambda context: None)
+    now.step, now.is_calibrated, now.chooses_grids = 100, lambda frame: due, lambda step: chooses
+    yardstick = auditor.follow(now, frame, lambda context: None).yardstick
     assert yardstick is not None
-    assert yardstick.noise[loud].largest == asked[0 if silent else -1]
-    assert yardstick.noise[quiet].largest == asked[-1]
-    assert yardstick.measured.weights == {loud: asked[0 if silent else -1], quiet: asked[-1]}
-    assert yardstick.measured.largest == ({quiet: 1} if silent else {})
+    assert [yardstick.noise[place].relative for place in places] == [asked[gradient], asked[buffer]]
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_an_audit_that_begins_in_mid_run_has_not_measured_what_was_exactly_zero(
+    monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """The grid of such a gradient is its trainer's word there: its band was taken for the auditor's own, whatever it was."""
+    place = (Kind.GRADIENT, 0)
+    zero = SiteNoise(0.0, np.zeros(1, dtype=np.int64), 0.0, 0.0, 4)
+    wide = GridTable({place: site_grid(POLICIES["fp32"], Kind.GRADIENT, -2, np.array([1]))})
+    monkeypatch.setattr(acceptance, "calibrate", lambda *given, **more: Calibration({place: zero}, wide))
+    now, auditor = session(step=step), Acceptance(Limits(), Freedom())
+    now.is_calibrated = lambda frame: step == 0
+    yardstick = auditor.follow(now, encode_frame(Frame()), lambda context: None).yardstick
+    assert yardstick is not None
+    assert yardstick.lacks(place) == (step > 0)
+    assert (place in yardstick.measured.table.sites) == (step == 0)

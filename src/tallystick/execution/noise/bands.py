@@ -46,6 +46,7 @@ from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
 from tallystick.numerics.policy import PER_KIND, Policy
 
+FEWEST = 8  # elements of a gradient below which one repetition says next to nothing of its noise
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -75,7 +76,9 @@ def choose_grids(
     for place, measured in seen.noise.items():
         if policy.row_scales and place[0] == Kind.GRADIENT:
             choose_rows(policy, measured, session.table.sites.get(place))
-        if place[0] == Kind.GRADIENT and measured.rms == measured.largest == 0.0 < loudest:
+        # Its float64 reference may be a last bit of that: no noise that a float32 machine has.
+        is_zero = measured.rms == 0.0 and exponent_above(measured.largest) < exponent_above(loudest)
+        if place[0] == Kind.GRADIENT and is_zero and loudest > 0.0:
             grids[place] = zero_grid(policy, measured, known.sites.get(place), loudest)
         else:
             grids[place] = _grid_for(
@@ -173,6 +176,9 @@ def _grid_for(
     if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
         return previous or unseen_grid(policy, Kind.GRADIENT, measured.scales)
     grid = grid_for(policy, place[0], measured, previous)
+    if _is_lucky(policy, measured, grid, previous):
+        assert previous is not None
+        return previous
     if grid is None:
         form = expected_form(policy, place[0])
         assert form is not None
@@ -185,6 +191,17 @@ def _grid_for(
             f"policy {policy.name} allows 2**{highest}{remedy if place[0] == Kind.LOSS else ''}"
         )
     return grid
+
+
+def _is_lucky(policy: Policy, measured: SiteNoise, grid: SiteGrid | None, previous: SiteGrid | None) -> bool:
+    """Whether a gradient of very few elements, known to be noise, only seems to be more: below its floor it is what it was.
+
+    A sum that cancels may move by nothing but its own last bit in one repetition.
+    """
+    if policy.residue_bits or previous is None or not is_noise_only(previous) or measured.elements >= FEWEST:
+        return False
+    floor = int(previous.scales.min()) + previous.band
+    return grid is not None and not is_noise_only(grid) and exponent_above(measured.rms) <= floor
 
 
 def zero_grid(policy: Policy, measured: SiteNoise, previous: SiteGrid | None, loudest: float) -> SiteGrid:

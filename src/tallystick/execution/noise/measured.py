@@ -67,8 +67,7 @@ class Calibration:
     ``flips`` is how many decisions of one step are expected to fall otherwise elsewhere, ``corrections`` the share of an
     activation site's elements. ``steady`` says that repetitions with as many flips as there really are moved the gradient
     alike: then none of those flips is most of its noise. ``weighed`` is what an honest log's moves are expected to come to in the
-    optimizer, over the gradient, where ``noise.weighing`` says so, ``weights`` the same of each gradient. ``largest`` has, of
-    gradients that were measured in another step than all else, the scale exponent of that step's largest gradient, if it has one.
+    optimizer, over the gradient, where ``noise.weighing`` says so, ``weights`` the same of each gradient.
     """
 
     noise: dict[Site, SiteNoise] = field(default_factory=dict[Site, SiteNoise])
@@ -80,7 +79,6 @@ class Calibration:
     steady: bool = True
     weighed: float = 0.0
     weights: dict[Site, float] = field(default_factory=dict[Site, float])
-    largest: dict[Site, int] = field(default_factory=dict[Site, int])
 
 
 def exponent_above(value: float) -> int:

@@ -11,9 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.session.session import Session
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+STRICT = (nn.RNNBase, nn.RNNCellBase, *CONVOLUTIONS)
 
 
 @contextmanager
@@ -21,10 +25,13 @@ def in_float64(session: Session) -> Generator[None]:
     """Inside, the session's passes compute in float64; tensors, policy and findings are as they were afterwards.
 
     Parameters that get a gradient and floating buffers are float64 copies: gradients are float64 then, and what a forward
-    pass writes to a buffer is gone at the end. Frozen parameters stay float32: every operator widens what it reads of them.
+    pass writes to a buffer is gone at the end. Frozen parameters stay float32: every operator widens what it reads of them, but
+    for those of ``STRICT`` modules, of which torch compares the types before.
     """
     modules = (session.model, *session.extra.values())
     learning = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
+    strict = [each for module in modules for each in module.modules() if isinstance(each, STRICT)]
+    learning |= {id(p): p for module in strict for p in module.parameters(recurse=False)}
     held = [(p, p.data) for p in learning.values()]
     buffers = session.tensors.floating_buffers()
     own = session.arithmetic

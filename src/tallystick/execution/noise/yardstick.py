@@ -7,7 +7,6 @@ bands are plausible, and how many roundings and decisions an honest log takes fr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +24,6 @@ from tallystick.execution.noise.gradients import OWN_WEIGHED, STEP_SLACK
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
-    AFTER_BACKWARD,
     OUTGROWN,
     RISES,
     Site,
@@ -186,9 +184,9 @@ class Yardstick:
         far = (self._doubt(place) * noise.largest) ** 2
         return far * min(energy / noise.rms**2, noise.elements * 4.0 ** (OUTGROWN + 1))
 
-    def lacks(self, places: Iterable[Site]) -> bool:
-        """Whether the noise of one of these has never been measured, so that only the trainer's word says what it is."""
-        return any(place not in self.noise for place in places)
+    def lacks(self, place: Site) -> bool:
+        """Whether a site's noise has never been measured, so that only the trainer's word says what it is."""
+        return place not in self.noise
 
     def hears(self, place: Site) -> bool:
         """Whether a gradient is more than noise by the auditor's own measurement."""
@@ -307,13 +305,14 @@ class Yardstick:
         noise = self.noise.get(place)
         if noise is None:
             return None
-        table = self.measured.table
-        before = self.measured.largest.get((Kind(place[0]), place[1]), largest_scale(table))
+        before = largest_scale(self.measured.table)
         before = self._largest_unheard if before is None else before
         risen = 0 if before is None or largest is None else min(max(0, largest - before), RISES + 1)
         # An honest floor lies above its noise, and where the band would be too wide above the values.
         spare = risen + max(0, -loudest_band(self.policy)) + 1
-        mine = table.sites.get(place)  # of a gradient that is zero here it says how loud the others are
+        mine = self.measured.table.sites.get(
+            place
+        )  # of a gradient that is zero here it says how loud the others are
         zero = -1000 if mine is None or not is_noise_only(mine) else int(mine.scales.max()) + mine.band
         noisy = scale_exponent(noise.largest) + self.policy.safety
         return spare + max(noisy + octaves_allowed(noise.elements), zero + BAND_OCTAVES)
@@ -348,15 +347,16 @@ def _completed(measured: Calibration, before: Calibration) -> Calibration:
     return replace(measured, noise={**measured.noise, **kept}, table=table, weights=weights)
 
 
-def with_earlier_decisions(measured: Calibration, before: Calibration) -> Calibration:
-    """Return ``measured`` with the noise of decisions, losses and activations where it was larger when ``before`` was measured.
+def with_larger(measured: Calibration, before: Calibration) -> Calibration:
+    """Return ``measured`` with the noise of all but gradients where it was larger when ``before`` was measured.
 
-    Who records a loop of another's writing measures in the middle of a step, when these have been rounded as measured before.
+    Where grids are not chosen anew, those of buffers, states and losses only become coarser. And who records a loop of another's
+    writing measures in the middle of a step, when decisions have been taken as measured before.
     """
     noise, sites = {**measured.noise}, {**measured.table.sites}
     for place, old in before.noise.items():
         now = noise.get(place)
-        if place[0] not in AFTER_BACKWARD and now is not None and now.relative < old.relative:
+        if place[0] != Kind.GRADIENT and now is not None and now.relative < old.relative:
             noise[place] = old
             site = (Kind(place[0]), place[1])
             if site in before.table.sites:
@@ -364,18 +364,20 @@ def with_earlier_decisions(measured: Calibration, before: Calibration) -> Calibr
     return replace(measured, noise=noise, table=GridTable(sites))
 
 
-def with_gradients(measured: Calibration, now: Calibration, places: Iterable[Site]) -> Calibration:
-    """Return ``measured`` with what the later ``now`` found at the gradients of ``places``, the only ones whose grids are new."""
-    at = {(Kind(kind), ordinal) for kind, ordinal in places}
-    largest = largest_scale(now.table)
+def without_values(measured: Calibration) -> Calibration:
+    """Return ``measured`` without gradients that were exactly zero: where an audit begins, their grids are the trainer's word.
+
+    They are measured when their values come.
+    """
+    zero = {
+        place
+        for place, n in measured.noise.items()
+        if place[0] == Kind.GRADIENT and n.rms == n.largest == 0.0
+    }
     return replace(
         measured,
-        noise={**measured.noise, **{p: noise for p, noise in now.noise.items() if p in at}},
-        table=GridTable(
-            {**measured.table.sites, **{p: grid for p, grid in now.table.sites.items() if p in at}}
-        ),
-        weights={**measured.weights, **{p: weight for p, weight in now.weights.items() if p in at}},
-        largest={**measured.largest, **({} if largest is None else dict.fromkeys(at, largest))},
+        noise={place: noise for place, noise in measured.noise.items() if place not in zero},
+        table=GridTable({at: grid for at, grid in measured.table.sites.items() if at not in zero}),
     )
 
 

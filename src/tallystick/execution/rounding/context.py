@@ -9,7 +9,7 @@ to take a decision, and does not know which of the three it is talking to. ``Rec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,15 +40,12 @@ from tallystick.execution.rounding.grids import (
     sampled_scale,
     scale_exponents,
     settled_scales,
-    silent_gradients,
     site_grid,
     with_residue_bits,
-    without,
 )
-from tallystick.numerics.grid_table import GridTable, SiteGrid, SiteKey
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     CALIBRATED,
-    SILENT_CALIBRATED,
     Frame,
     Kind,
     SiteAddress,
@@ -94,8 +91,8 @@ class RecordingContext:
     ``table`` holds the grids before the step, ``current`` those calibrated since, if any; after
     ``finish``, ``table`` holds the grids after the step. No scale falls below that of ``base``, the grids of the last
     calibration: where a batch happens to give a small gradient, the noise does not get smaller with it. ``extra`` says that
-    the noise was measured before this step although that was not due, ``is_first`` that no step was before. ``silent`` are the
-    gradients, noise only until then, whose noise alone was measured.
+    the noise was measured before this step although that was not due, ``is_first`` that no step was before. ``chooses`` says
+    whether grids are chosen anew where the noise is measured.
     """
 
     policy: Policy
@@ -105,7 +102,7 @@ class RecordingContext:
     rank: int = 0
     extra: bool = False
     is_first: bool = False
-    silent: frozenset[Site] = frozenset()
+    chooses: bool = True
     payloads: dict[SiteAddress, bytes] = field(default_factory=dict[SiteAddress, bytes])
     _micro_batch: int = 0
     _ordinal: int = -1
@@ -125,8 +122,8 @@ class RecordingContext:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether all noise was measured before this step."""
-        return not self.base.sites and not self.silent
+        """Whether the noise was measured before this step."""
+        return not self.base.sites
 
     def restart(self, measured: GridTable) -> None:
         """Forget what was logged, and log the step again from its beginning on grids just measured for it."""
@@ -136,19 +133,10 @@ class RecordingContext:
 
     def regrid(self, measured: GridTable) -> None:
         """Round gradients, and what follows from them, on grids just measured; what was rounded before stays on its own."""
-        self._take({place: grid for place, grid in measured.sites.items() if place[0] in AFTER_BACKWARD})
-        self.base, self.extra = GridTable(), True
+        later = {place: grid for place, grid in measured.sites.items() if place[0] in AFTER_BACKWARD}
+        self._grids |= later
+        self.table, self.base, self.extra = GridTable({**self.table.sites, **later}), GridTable(), True
         self._is_in_part = True
-
-    def regrid_silent(self, measured: GridTable) -> None:
-        """Round gradients that were noise only on grids just measured; all others stay on theirs."""
-        self.silent, self.extra = silent_gradients(self.base), True
-        self._take({place: grid for place, grid in measured.sites.items() if place in self.silent})
-        self.base = without(self.base, self.silent)
-
-    def _take(self, grids: Mapping[SiteKey, SiteGrid]) -> None:
-        self._grids |= grids
-        self.table = GridTable({**self.table.sites, **grids})
 
     def start_micro_batch(self, micro_batch: int) -> None:
         """Number the decisions of the next micro-batch from 0."""
@@ -196,7 +184,7 @@ class RecordingContext:
                 self.base.sites.get(place),
                 None if self.is_first else self._before.sites.get(place),
             )
-            scales = self._scales(place, grid, before, rms) if rms.any() else grid.scales
+            scales = self._scales(kind, grid, before, rms) if rms.any() else grid.scales
             kept = kept_scales(base, before, self.policy, grid.scales.size)
             scales = scales if kept is None else np.maximum(scales, kept)
             if (scales != grid.scales).any():
@@ -215,23 +203,23 @@ class RecordingContext:
         if len(entries):
             self.payloads[address] = encode(entries)
 
-    def _scales(
-        self, place: tuple[Kind, int], grid: SiteGrid, before: SiteGrid | None, rms: np.ndarray
-    ) -> np.ndarray:
+    def _scales(self, kind: Kind, grid: SiteGrid, before: SiteGrid | None, rms: np.ndarray) -> np.ndarray:
         """Return the scales that follow from a site's own values, its ``grid``, and the one ``before`` this step.
 
-        In a step that was calibrated, a gradient's settle from those before, and no others are larger than those would be: the
-        measured ones belong to one pass over the step's batch, and a loop of one's own may take it in parts, clip it, or weigh
-        it otherwise. Under autocast the measured ones of small rows stay, as far as they belong to such values.
+        In a step for which grids were chosen, a gradient's settle from those before, and no others are larger than those would
+        be: the measured ones belong to one pass over the step's batch, and a loop of one's own may take it in parts, clip it, or
+        weigh it otherwise. Under autocast the measured ones of small rows stay, as far as they belong to such values.
         """
-        kind, rows, measured = place[0], self.policy.row_scales, grid.scales.astype(np.int64)
-        if rows and self.is_calibrated and (kind in AFTER_BACKWARD or not self._is_in_part):
+        rows, measured = self.policy.row_scales, grid.scales.astype(np.int64)
+        was_heard = before is not None and not is_noise_only(before)
+        chosen = self.is_calibrated and (self.chooses or not was_heard)
+        if rows and chosen and (kind in AFTER_BACKWARD or not self._is_in_part):
             return np.maximum(
                 settled_scales(measured, rms, rows), np.minimum(measured, row_scales_of(rms, dips=False) + 1)
             )
-        if rows or not (self.is_calibrated or place in self.silent):
+        if rows or not chosen:
             return settled_scales(measured, rms, rows)
-        known = before is not None and not is_noise_only(before) and before.scales.size == rms.size
+        known = was_heard and before is not None and before.scales.size == rms.size
         last = before.scales.astype(np.int64) if known and before is not None else None
         settled = settled_scales(last, rms)
         return settled if kind == Kind.GRADIENT else np.minimum(settled, settled_scales(measured, rms))
@@ -322,18 +310,20 @@ class RecordingContext:
         """
         rise = self._rise(self.table)
         for key, grid in self._grids.items():
-            if rise and key[0] == Kind.GRADIENT and is_noise_only(grid) and key not in self.silent:
+            if rise and key[0] == Kind.GRADIENT and is_noise_only(grid):
                 scales, base = grid.scales.astype(np.int64) + rise, self.base.sites.get(key)
                 if base is not None and is_noise_only(base) and base.scales.size == scales.size:
-                    scales = np.minimum(scales, base.scales.astype(np.int64) + RISES)
+                    least = base.scales.astype(
+                        np.int64
+                    )  # the set of those heard changes, and with it what is largest
+                    scales = np.clip(scales, least, least + RISES)
                 self._grids[key] = grid.with_scales(scales)
 
     def finish(self) -> bytes:
         """Return the step's encoded frame; ``table`` is then the table after the step."""
         self.table = GridTable(self._grids)
         if self.extra:
-            note = CALIBRATED if self.is_calibrated else SILENT_CALIBRATED
-            self.payloads[SiteAddress(self.rank, 0, Kind.CALIBRATION, 0)] = note
+            self.payloads[SiteAddress(self.rank, 0, Kind.CALIBRATION, 0)] = CALIBRATED
         if self.table != self._before:
             self.payloads[SiteAddress(self.rank, 0, Kind.GRID, 0)] = self._before.diff(self.table)
         return encode_frame(Frame.of(self.payloads))
@@ -355,10 +345,10 @@ def outgrown_from(policy: Policy, base: SiteGrid | None, numel: int) -> int:
     return NEVER if _is_mostly_noise(policy, base, numel) else int(base.scales.max()) + OUTGROWN + 1
 
 
-def reaches(rms: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """Return which of these sizes are finite and have the scale exponent of their limit or a higher one."""
+def reaches(rms: np.ndarray, limits: np.ndarray) -> bool:
+    """Whether one of these sizes is finite and has the scale exponent of its limit or a higher one."""
     finite = np.isfinite(rms)
-    return finite & (scale_exponents(np.where(finite, rms, 0.0)) >= limits)
+    return bool((finite & (scale_exponents(np.where(finite, rms, 0.0)) >= limits)).any())
 
 
 def _is_mostly_noise(policy: Policy, base: SiteGrid, numel: int) -> bool:

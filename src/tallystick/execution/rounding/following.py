@@ -63,8 +63,7 @@ class FollowingContext:
     ``yardstick`` is the follower's own measurement of the noise, if it has one: what exceeds it is no violation, and noted
     in ``excesses`` with its place. ``weigh`` says what moves of a gradient come to in the optimizer: it is given the number of
     the parameter, its gradient as rounded, the elements moved and how far. ``is_first`` is whether no step lies before this one:
-    grids of a first state are the trainer's word. ``silent`` are the gradients, noise only until then, whose noise alone the
-    trainer measured before this step.
+    grids of a first state are the trainer's word. ``chooses`` is whether grids may be chosen anew where the noise was measured.
     """
 
     policy: Policy
@@ -80,7 +79,7 @@ class FollowingContext:
     site_name: Callable[[Site], str] = str
     weigh: Callable[[int, Tensor, Tensor, Tensor], Weight] | None = None
     is_first: bool = False
-    silent: frozenset[Site] = frozenset()
+    chooses: bool = True
     _micro_batch: int = 0
     _ordinal: int = -1
 
@@ -89,7 +88,7 @@ class FollowingContext:
         self._unread = {address for address, _ in self.frame.sites}
         self._headers = HeaderChecks(
             self.policy, self.base, self.table, self.violations, self.excesses,
-            is_first=self.is_first, silent=self.silent,
+            is_first=self.is_first, chooses=self.chooses,
         )  # fmt: skip
         update = self._payload(SiteAddress(self.rank, 0, Kind.GRID, 0))
         if update is not None:
@@ -103,8 +102,8 @@ class FollowingContext:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the trainer measured all noise before this step."""
-        return not self.base.sites and not self.silent
+        """Whether the trainer measured the noise before this step."""
+        return not self.base.sites
 
     def hold_against(self, yardstick: Yardstick) -> None:
         """Hold the step's bands, and from now on what it rounds, against this measurement."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tallystick.errors import InvalidInput
 from tallystick.numerics.grid_table import GridTable, SiteGrid
-from tallystick.numerics.log import CALIBRATED, MOST_RESIDUE_BITS, Kind
+from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy
 from tallystick.numerics.tensor_measures import block_rms, sample_stride, sampled_rms
@@ -64,33 +64,6 @@ def scale_exponent(rms: float) -> int:
 def is_noise_only(grid: SiteGrid) -> bool:
     """Whether calibration found this site to be cancellation noise: its grid, never dithered, sends all of it to zero."""
     return grid.scales.size > 0 and grid.band == NOISE_BAND
-
-
-def silent_gradients(table: GridTable) -> frozenset[Site]:
-    """Return where ``table`` has gradients that are noise only."""
-    return frozenset(
-        (int(kind), ordinal)
-        for (kind, ordinal), grid in table.sites.items()
-        if kind == Kind.GRADIENT and is_noise_only(grid)
-    )
-
-
-def without(table: GridTable, places: frozenset[Site]) -> GridTable:
-    """Return ``table`` without the grids at ``places``."""
-    return GridTable({at: grid for at, grid in table.sites.items() if at not in places})
-
-
-def base_after(base: GridTable, table: GridTable, note: bytes | None) -> GridTable:
-    """Return the grids of the last calibration after a step, from those before it and the step's own ``table``.
-
-    ``note`` says what was measured for that step: ``CALIBRATED``, by schedule too, ``SILENT_CALIBRATED``, or None.
-    """
-    if note is None:
-        return base
-    if note == CALIBRATED:
-        return table
-    silent = silent_gradients(base)
-    return GridTable({**base.sites, **{at: grid for at, grid in table.sites.items() if at in silent}})
 
 
 def largest_scale(table: GridTable) -> int | None:
@@ -342,6 +315,38 @@ def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> Site
     if bits:
         band = policy.gradient_band[1] if kind == Kind.GRADIENT else floor + bits - 2
     return SiteGrid(precision, band, floor, dithered and band != NOISE_BAND, scales, residue_bits=bits)
+
+
+def held_grids(policy: Policy, before: GridTable, measured: GridTable) -> GridTable:
+    """Return the grids of a step whose noise was just measured, where none are to be chosen, from those ``before`` it.
+
+    What is rounded stays on its quanta, coarser where new noise asks for it. Only bands follow the noise, and what is noise.
+    """
+    grids = {
+        at: held_grid(policy, Kind(at[0]), before.sites.get(at), grid) for at, grid in measured.sites.items()
+    }
+    return GridTable(grids)
+
+
+def held_grid(policy: Policy, kind: Kind, before: SiteGrid | None, grid: SiteGrid) -> SiteGrid:
+    """Return one site's: ``grid`` is the one measured. Where it had none, was noise only, or is now, that is taken."""
+    if before is None or kind == Kind.DECISION or is_noise_only(before) or is_noise_only(grid):
+        return grid
+    if before.scales.size != grid.scales.size:
+        return grid
+    if kind == Kind.GRADIENT:
+        floor = held_floor(before, grid)
+        return replace(grid.with_scales(before.scales), floor=floor)
+    return before if grid.band <= before.band else grid.with_scales(before.scales)
+
+
+def held_floor(before: SiteGrid, grid: SiteGrid) -> int:
+    """Return the floor of a gradient whose floor was that ``before``, on a grid of this band where none are chosen.
+
+    With residues the band says nothing of the noise, and one of few elements has either of two floors.
+    """
+    forced = grid.floor if grid.residue_bits else grid.band + SPARSEST
+    return max(before.floor, forced)
 
 
 def unseen_grid(policy: Policy, kind: Kind, scales: np.ndarray) -> SiteGrid:

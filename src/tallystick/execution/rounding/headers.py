@@ -29,6 +29,7 @@ from tallystick.execution.rounding.grids import (
     expected_form,
     floor_exponent,
     has_dips,
+    held_grid,
     is_noise_only,
     kept_scales,
     loudest_band,
@@ -64,11 +65,11 @@ class HeaderChecks:
 
     Attributes:
         policy: what it allows.
-        base: the grids of the last calibration; empty in a step that was calibrated, without the grids of ``silent`` in one in
-            which their noise alone was measured.
+        base: the grids of the last calibration; empty in a step that was calibrated.
         before: the grids after the step before.
         violations, excesses: what was found, the context's own.
         is_first: whether no step lies before this one: grids of a first state are the trainer's word.
+        chooses: whether grids may be chosen anew where the noise was measured.
         yardstick: the follower's measurement, if it has one.
         energy: the sum of the squared values of the site checked last.
     """
@@ -79,14 +80,14 @@ class HeaderChecks:
     violations: list[Violation]
     excesses: list[tuple[Site | None, Excess]]
     is_first: bool = False
-    silent: frozenset[Site] = frozenset()
+    chooses: bool = True
     yardstick: Yardstick | None = None
     energy: float = 0.0
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the trainer measured all noise before this step."""
-        return not self.base.sites and not self.silent
+        """Whether the trainer measured the noise before this step."""
+        return not self.base.sites
 
     def _grid_before(self, place: Site) -> SiteGrid | None:
         return None if self.is_first else self.before.sites.get(place)
@@ -101,13 +102,28 @@ class HeaderChecks:
             before = self.before.sites.get(place, self._grid_of_unknown(place, grid))
             if before is grid or _form(grid) == _form(before):
                 continue
-            if grid.scales.size == before.scales.size and (self.is_calibrated or is_noise_only(before)):
+            if grid.scales.size == before.scales.size and (self._is_chosen(place) or is_noise_only(before)):
+                continue
+            if self.is_calibrated and self._is_held(Kind(place[0]), before, grid):
                 continue
             own = "{} bits, band 2**{}, floor 2**{}, dither {}, {} scales".format(*_form(before))
             stated = "{} bits, band 2**{}, floor 2**{}, dither {}, {} scales".format(*_form(grid))
             self.excesses.append(
                 (place, Excess(name(place), f"the grid of the last calibration ({own})", stated))
             )
+
+    def _is_chosen(self, place: Site) -> bool:
+        """Whether a site's grid may be chosen anew: also where the noise of one is measured that was noise only."""
+        before = self._grid_before(place)
+        return self.is_calibrated and (self.chooses or before is None or is_noise_only(before))
+
+    def _is_held(self, kind: Kind, before: SiteGrid, grid: SiteGrid) -> bool:
+        """Whether a grid is one that follows from the one before it where the noise is measured and grids are not chosen."""
+        if kind == Kind.DECISION:
+            return True
+        own = held_grid(self.policy, kind, before, grid)
+        is_coarser = kind == Kind.GRADIENT or grid.band >= before.band
+        return is_coarser and grid.scales.size == before.scales.size and own.floor == grid.floor
 
     def _grid_of_unknown(self, place: Site, grid: SiteGrid) -> SiteGrid:
         """Return the grid that an activation site gets when it is met before its noise was measured; else its own."""
@@ -120,9 +136,7 @@ class HeaderChecks:
     def check_unmeasured(self, table: GridTable, name: Callable[[Site], str]) -> None:
         """Note another grid, where noise is measured, than a gradient gets that has no value but zero then, or none."""
         assert self.yardstick is not None
-        for place, grid in table.sites.items():
-            if not self.is_calibrated and place not in self.silent:
-                continue
+        for place, grid in table.sites.items() if self.is_calibrated else ():
             if place[0] != Kind.GRADIENT or is_noise_only(grid) or not self.yardstick.is_unmeasured(place):
                 continue
             before = self._grid_before(place)
@@ -134,8 +148,7 @@ class HeaderChecks:
     def check_heard(self, place: Site, grid: SiteGrid, largest: int | None, name: str, *, seen: bool) -> None:
         """Note a grid of a gradient that was noise only which its noise does not ask for; ``seen`` if the step has it."""
         before = self._grid_before(place)
-        is_measured = self.is_calibrated or place in self.silent
-        if is_measured or before is None or not is_noise_only(before) or is_noise_only(grid):
+        if self.is_calibrated or before is None or not is_noise_only(before) or is_noise_only(grid):
             return
         highest = None if self.yardstick is None else self.yardstick.highest_floor(place, largest)
         if highest is None:
@@ -164,7 +177,10 @@ class HeaderChecks:
             self.excesses.append((place, Excess(name, limit, f"{grid.scales.size}")))
 
     def check_unheld(self, place: Site, grid: SiteGrid, name: str) -> None:
-        """Note a scale that has grown where no value of the step says how large it is: it may be kept long after."""
+        """Note a scale that has changed where no value of the step says how large it is: it may be kept long after.
+
+        One that has grown is too wide then, one that fell makes the next value a gradient that has outgrown it.
+        """
         if not grid.scales.size or is_noise_only(grid):
             return
         before = self._grid_before(place)
@@ -175,6 +191,18 @@ class HeaderChecks:
             most = max(most, int(noise.scales.max()) + 1)
         if place[0] in (Kind.BUFFER, Kind.LOSS):
             most = max(most, 0)  # what a calibration gives one of zeros
+        if before is not None and place[0] == Kind.GRADIENT and before.scales.size == grid.scales.size:
+            least = before.scales.astype(np.int64)
+            if (
+                self.is_calibrated
+                and noise is not None
+                and noise.rms > 0.0
+                and noise.scales.size == least.size
+            ):
+                least = np.minimum(least, noise.scales - 1)
+            if not is_noise_only(before) and (grid.scales < least).any():
+                own = f"scale 2**{least.min()} at least, of no values"
+                self.excesses.append((place, Excess(name, own, f"2**{grid.scales.min()}")))
         if int(grid.scales.max()) > most:
             self.excesses.append(
                 (place, Excess(name, f"scale 2**{most} at most, of no values", f"2**{grid.scales.max()}"))
@@ -290,10 +318,10 @@ class HeaderChecks:
         else:
             kept = kept_scales(self.base.sites.get(place), before, self.policy, rms.size)
             narrowest, widest = scale_limits(before, rms, UNSURE * unsure, kept, exact)
-            if exact and self.is_calibrated and noise is not None and noise.scales.size == rms.size:
+            if exact and self._is_chosen(place) and noise is not None and noise.scales.size == rms.size:
                 widest = np.maximum(widest, noise.scales)
             elif (
-                self.is_calibrated and kind != Kind.GRADIENT
+                self._is_chosen(place) and kind != Kind.GRADIENT
             ):  # whose scales are then new ones, without slack
                 narrowest = np.minimum(narrowest, scale_limits(None, rms, UNSURE * unsure, kept)[0] - 1)
         stated = grid.scales.astype(np.int64)
@@ -315,10 +343,10 @@ class HeaderChecks:
         """
         assert self.yardstick is not None
         before = self._grid_before(place)
-        dips = self.is_calibrated or (before is not None and has_dips(before.scales.astype(np.int64)))
+        dips = self._is_chosen(place) or (before is not None and has_dips(before.scales.astype(np.int64)))
         rows = scale_exponents(np.maximum(rms - np.maximum(rms / 2.0, unsure), 0.0))
         narrowest = np.maximum(rows, whole_scale(rms) - 1 - (ROW_DIP if dips else 0))
-        widest = self.yardstick.widest_rows(place) if self.is_calibrated else None
+        widest = self.yardstick.widest_rows(place) if self._is_chosen(place) else None
         if widest is None or widest.size != rms.size:
             widest = np.full(rms.size, np.iinfo(np.int64).max >> 1)
         # A loop of one's own may add up parts of what was measured as a whole.

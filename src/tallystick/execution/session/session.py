@@ -22,7 +22,7 @@ from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.context import RecordingContext, RoundingContext, outgrown_from, reaches
 from tallystick.execution.rounding.following import FollowingContext
-from tallystick.execution.rounding.grids import base_after, is_noise_only, silent_gradients, without
+from tallystick.execution.rounding.grids import held_grids
 from tallystick.execution.rounding.leaves import LeafSites
 from tallystick.execution.session.arithmetic import Arithmetic
 from tallystick.execution.session.parameters import TrainedParameters
@@ -32,16 +32,8 @@ from tallystick.execution.session.state import FloatingState
 from tallystick.execution.session.step import OpenStep, Prepared, StepListeners
 from tallystick.execution.session.tensors import ModelTensors
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import (
-    CALIBRATED,
-    CALIBRATION_NOTES,
-    SILENT_CALIBRATED,
-    Frame,
-    Kind,
-    SiteAddress,
-    decode_frame,
-)
-from tallystick.numerics.policy import Policy, is_calibration_step
+from tallystick.numerics.log import CALIBRATED, Frame, Kind, SiteAddress, decode_frame
+from tallystick.numerics.policy import Policy, chooses_grids, is_calibration_step
 from tallystick.numerics.tensor_measures import sampled_rms
 
 Context = TypeVar("Context", bound=FollowingContext)
@@ -96,7 +88,7 @@ class Session:
         self.step = 0
         self.table = GridTable()
         self.base = GridTable()
-        self._outgrown: tuple[GridTable, np.ndarray, np.ndarray] | None = None
+        self._outgrown: tuple[GridTable, np.ndarray] | None = None
         self.sites: list[SiteSpec] = []
         self.leaves: LeafSites | None = None
         self.listeners = StepListeners()
@@ -190,8 +182,9 @@ class Session:
         """Return the context that records the next step; ``before`` holds the grids as they were before a calibration."""
         base = GridTable() if self.is_calibration_step(self.step) else self.base
         return RecordingContext(
-            self.policy, before, current=self.table, base=base, rank=self.rank, is_first=self.step == 0
-        )
+            self.policy, before, current=self.table, base=base, rank=self.rank, is_first=self.step == 0,
+            chooses=self.chooses_grids(self.step),
+        )  # fmt: skip
 
     def following_context(
         self,
@@ -209,61 +202,58 @@ class Session:
             InvalidInput: the frame is malformed.
         """
         read = decode_frame(frame) if isinstance(frame, bytes) else frame
-        note = self.calibration_note(read)
-        silent = silent_gradients(self.base) if note == SILENT_CALIBRATED else frozenset[tuple[int, int]]()
-        base = GridTable() if note == CALIBRATED else without(self.base, silent) if silent else self.base
+        base = GridTable() if self.is_calibrated(read) else self.base
         sites = frozenset((int(site.kind), site.ordinal) for site in self.sites)
         return form(
             self.policy, self.table, read, base, self.rank,
-            sites=sites, yardstick=yardstick, site_name=self.site_name, is_first=self.step == 0, silent=silent,
-            **more,
+            sites=sites, yardstick=yardstick, site_name=self.site_name, is_first=self.step == 0,
+            chooses=self.chooses_grids(self.step), **more,
         )  # fmt: skip
 
-    def calibration_note(self, frame: Frame) -> bytes | None:
-        """Return what noise the trainer measured before the next step, whose log is ``frame``, by schedule or as it says.
-
-        ``CALIBRATED``, ``SILENT_CALIBRATED`` or None.
+    def is_calibrated(self, frame: Frame) -> bool:
+        """Whether the trainer measured the noise before the next step, whose log is ``frame``: by schedule, or as it says.
 
         Raises:
-            InvalidInput: it says so in other words, of a step where that was due, or under autocast of silent gradients alone.
+            InvalidInput: it says so in other words than the one, or of a step where that was due.
         """
         said = frame.find(SiteAddress(self.rank, 0, Kind.CALIBRATION, 0))
         due = self.is_calibration_step(self.step)
-        known = (CALIBRATED,) if self.policy.autocast else CALIBRATION_NOTES
-        if said is not None and (due or said not in known):
+        if said is not None and (due or said != CALIBRATED):
             raise InvalidInput(
                 f"step {self.step}: the log's note of a calibration is {said[:8].hex()}, due {due}"
             )
-        return CALIBRATED if due else said
+        return due or said is not None
 
     def is_calibration_step(self, step: int) -> bool:
         """Whether the noise is measured anew before ``step`` whatever happens."""
         return is_calibration_step(step, self.policy.recalibrate_every, bool(self.policy.residue_bits))
 
-    def outgrown(self) -> bytes | None:
-        """Return the note of the noise to measure again before the step's gradients are rounded, None for none.
+    def chooses_grids(self, step: int) -> bool:
+        """Whether grids are chosen anew before ``step``: as often as the policy's own interval says, whatever the run's is."""
+        return chooses_grids(self.policy, step)
 
-        ``CALIBRATED`` where one is far larger than when its noise was measured, else ``SILENT_CALIBRATED`` where one that was
-        noise only reaches its floor.
-        """
+    def grids_for(self, before: GridTable, measured: GridTable) -> GridTable:
+        """Return the grids of the next step, whose noise was just ``measured``, from those ``before`` it."""
+        if self.chooses_grids(self.step):
+            return measured
+        return held_grids(self.policy, before, measured)
+
+    def has_outgrown(self) -> bool:
+        """Whether some trained parameter's gradient is now far larger than when its noise was last measured."""
         if self._outgrown is None or self._outgrown[0] is not self.base:
-            grids = [self.base.sites.get((Kind.GRADIENT, n)) for n in range(len(self.parameters))]
+            grids = (self.base.sites.get((Kind.GRADIENT, n)) for n in range(len(self.parameters)))
             pairs = zip(grids, self.parameters, strict=True)
             limits = [outgrown_from(self.policy, grid, p.numel()) for grid, (_, p) in pairs]
-            silent = [grid is not None and is_noise_only(grid) for grid in grids]
-            self._outgrown = self.base, np.array(limits, dtype=np.int64), np.array(silent)
+            self._outgrown = self.base, np.array(limits, dtype=np.int64)
         present = [(n, p.grad.detach()) for n, (_, p) in enumerate(self.parameters) if p.grad is not None]
-        at = [n for n, _ in present]
-        reached = reaches(sampled_rms([gradient for _, gradient in present]), self._outgrown[1][at])
-        if not reached.any():
-            return None
-        return SILENT_CALIBRATED if self._outgrown[2][at][reached].all() else CALIBRATED
+        limits = self._outgrown[1][[n for n, _ in present]]
+        return reaches(sampled_rms([gradient for _, gradient in present]), limits)
 
     def settle(self, context: RecordingContext | FollowingContext) -> None:
         """Take over the grids after the step just done."""
         self.table = context.table
-        silent = SILENT_CALIBRATED if context.silent else None
-        self.base = base_after(self.base, context.table, CALIBRATED if context.is_calibrated else silent)
+        if context.is_calibrated:
+            self.base = context.table
 
     # -- steps -------------------------------------------------------------------------------
 
