@@ -145,7 +145,7 @@ class Acceptance:
             self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
         else:
             if own is not None and is_trainers and not session.chooses_grids(session.step):
-                measured = with_larger(measured, own.measured)
+                measured = with_larger(session.policy, measured, own.measured)
             elif earlier is None or not is_trainers:
                 measured = without_values(measured)
             self._yardstick = Yardstick(session.policy, measured, own, is_trainers=is_trainers)

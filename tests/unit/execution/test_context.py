@@ -26,6 +26,7 @@ from tallystick.execution.rounding.grids import (
     SMALL_FINER,
     UNSEEN,
     floor_exponent,
+    heard_grid,
     held_grid,
     is_noise_only,
     largest_scale,
@@ -327,9 +328,9 @@ def test_a_grid_that_the_policy_does_not_allow_is_a_violation_however_it_comes(
 
 
 def test_a_finer_grid_is_allowed_where_moves_are_weighed_down_to_sixteen_bands() -> None:
-    spare = gradient_grid(FP32).floor - gradient_grid(FP32).band - SPARSEST
-    for policy, finer, allowed in ((FP64, 1, False), (FP32, spare, True), (FP32, spare + 1, False)):
+    for policy, more, allowed in ((FP64, 0, True), (FP64, 1, False), (FP32, 0, True), (FP32, 1, False)):
         grid = gradient_grid(policy)
+        finer = grid.floor - grid.band - SPARSEST + more
         context, _ = followed(policy, gradient(), Frame(), other(policy, floor=grid.floor - finer))
         assert bool(context.violations) != allowed
 
@@ -527,9 +528,23 @@ def test_where_grids_are_not_chosen_a_floor_rises_as_far_as_its_new_band_asks_fo
         assert held.scales.tolist() == before.scales.tolist(), "scales settle from those before"
         assert (held.band, held.floor == now.floor) == (now.band, not noted)
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([21]))
-    for first, second in ((before, silent), (silent, before)):
-        assert forms_noted(policy, second, first, calibrated=True, chooses=False) == 0
-        assert held_grid(policy, Kind.GRADIENT, first, second) == second
+    heard = heard_grid(policy, lowest, before.scales)
+    for first, second, noted in ((before, silent, 0), (silent, heard, 0), (silent, before, 1)):
+        assert forms_noted(policy, second, first, calibrated=True, chooses=False) == noted
+        assert held_grid(policy, Kind.GRADIENT, first, second) == (heard if noted else second)
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+def test_a_loud_gradients_grid_stays_where_its_noise_has_fallen(policy: Policy) -> None:
+    """Its floor follows its noise: held beside a narrow band it was a grid that no policy has, and a lie of the honest."""
+    top = policy.gradient_band[1]
+    loud, quiet = (
+        site_grid(policy, Kind.GRADIENT, band, np.array([1])) for band in (top, policy.gradient_band[0])
+    )
+    assert loud.floor > quiet.floor
+    assert held_grid(policy, Kind.GRADIENT, loud, quiet) == loud
+    assert forms_noted(policy, quiet, loud, calibrated=True, chooses=False) == 1
+    assert find_policy_breaches(policy, table_of(policy, replace(quiet, floor=loud.floor)))
 
 
 @POLICIES
@@ -583,9 +598,12 @@ def test_a_gradient_that_is_heard_again_has_the_band_that_its_floor_asks_for(pol
     lowest, highest = policy.gradient_band
     widest = max(lowest, -20 + 2 + 1 - highest - 1)
     for band, noted in ((lowest, 0), (widest, 0), (widest + 1, 1), (highest, 1)):
-        found = heard_notes(policy, site_grid(policy, Kind.GRADIENT, band, np.array([1])))
+        found = heard_notes(policy, heard_grid(policy, band, np.array([1])))
         assert len([each for each in found if f"a band of 2**{widest} at most" in each]) == noted, band
-    plain = site_grid(policy, Kind.GRADIENT, lowest, np.array([1]))
+    plain = heard_grid(policy, lowest, np.array([1]))
+    assert policy is not FP32 or plain.floor == lowest + SPARSEST, (
+        "a scale chosen again moves next to nothing"
+    )
     coarse = heard_notes(policy, replace(plain, floor=plain.floor + 1))
     assert any("a band of" in each for each in coarse), "nor another floor than goes with its band"
     assert "noise only, of no values" in heard_notes(policy, plain, values=False)

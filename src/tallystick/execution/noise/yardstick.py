@@ -27,6 +27,7 @@ from tallystick.execution.rounding.grids import (
     OUTGROWN,
     RISES,
     Site,
+    is_loud,
     is_noise_only,
     largest_scale,
     loudest_band,
@@ -347,21 +348,33 @@ def _completed(measured: Calibration, before: Calibration) -> Calibration:
     return replace(measured, noise={**measured.noise, **kept}, table=table, weights=weights)
 
 
-def with_larger(measured: Calibration, before: Calibration) -> Calibration:
-    """Return ``measured`` with the noise of all but gradients where it was larger when ``before`` was measured.
+def with_larger(policy: Policy, measured: Calibration, before: Calibration) -> Calibration:
+    """Return ``measured`` with the noise of all but most gradients where it was larger when ``before`` was measured.
 
-    Where grids are not chosen anew, those of buffers, states and losses only become coarser. And who records a loop of another's
-    writing measures in the middle of a step, when decisions have been taken as measured before.
+    Where grids are not chosen anew, those of buffers, states, losses and loud gradients only become coarser. And who records a
+    loop of another's writing measures in the middle of a step, when decisions have been taken as measured before.
     """
     noise, sites = {**measured.noise}, {**measured.table.sites}
     for place, old in before.noise.items():
-        now = noise.get(place)
-        if place[0] != Kind.GRADIENT and now is not None and now.relative < old.relative:
-            noise[place] = old
-            site = (Kind(place[0]), place[1])
-            if site in before.table.sites:
-                sites[site] = before.table.sites[site]
+        site, now = (Kind(place[0]), place[1]), noise.get(place)
+        if now is None or not now.relative < old.relative or not _only_widens(policy, site, measured, before):
+            continue
+        noise[place] = old
+        if site in before.table.sites:
+            sites[site] = before.table.sites[site]
     return replace(measured, noise=noise, table=GridTable(sites))
+
+
+def _only_widens(policy: Policy, site: tuple[Kind, int], measured: Calibration, before: Calibration) -> bool:
+    """Whether a site's band only widens where grids are not chosen: of a gradient, one that its trainer may find loud."""
+    if site[0] != Kind.GRADIENT:
+        return True
+    old, now = before.table.sites.get(site), measured.table.sites.get(site)
+    if old is None or now is None or is_noise_only(old) or is_noise_only(now) or old.residue_bits:
+        return False
+    doubt = octaves_allowed(before.noise[site].elements) + KERNEL_OCTAVES
+    loudest = site_grid(policy, Kind.GRADIENT, min(old.band + doubt, policy.gradient_band[1]), old.scales)
+    return is_loud(policy, loudest, now.band)
 
 
 def without_values(measured: Calibration) -> Calibration:

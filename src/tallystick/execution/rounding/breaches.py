@@ -71,12 +71,11 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
         return "a state site has a relative band, every other site has scales"
     if not is_noise_only(grid) and not lowest <= grid.band <= highest:
         return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
-    wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), bits)
-    # A finer gradient grid leaves less to choose.
-    finest = wanted
+    finest = wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), bits)
+    # A finer gradient grid leaves less to choose, and where none are chosen a floor stays although its band widens.
     if kind == Kind.GRADIENT and bits:
-        finest = wanted - SMALL_FINER
-    elif kind == Kind.GRADIENT and policy.gradient_steer is not None:
+        finest -= SMALL_FINER
+    elif kind == Kind.GRADIENT:
         finest = grid.band + SPARSEST
     if not min(finest, wanted) <= grid.floor <= wanted:
         return f"floor 2**{grid.floor}, the policy has 2**{wanted} for band 2**{grid.band}"

@@ -32,6 +32,7 @@ from tallystick.execution.rounding.grids import (
     activation_grid,
     activation_rule,
     decision_exponent,
+    heard_grid,
     is_noise_only,
     kept_scales,
     loudest_band,
@@ -40,7 +41,6 @@ from tallystick.execution.rounding.grids import (
     sampled_scale,
     scale_exponents,
     settled_scales,
-    site_grid,
     with_residue_bits,
 )
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -283,7 +283,7 @@ class RecordingContext:
         band += band == NOISE_BAND  # which means something else
         if band > highest:
             return grid.with_scales(np.full(grid.scales.size, size + 1 - NOISE_BAND))
-        return site_grid(self.policy, Kind.GRADIENT, band, scales)
+        return heard_grid(self.policy, band, scales)
 
     def _rise(self, before: GridTable) -> int:
         """Return by how many octaves the step's largest gradient has grown since ``before``.

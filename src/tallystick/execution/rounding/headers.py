@@ -29,6 +29,7 @@ from tallystick.execution.rounding.grids import (
     expected_form,
     floor_exponent,
     has_dips,
+    heard_grid,
     held_grid,
     is_noise_only,
     kept_scales,
@@ -41,7 +42,6 @@ from tallystick.execution.rounding.grids import (
     scale_exponents,
     scale_limits,
     settled_scales,
-    site_grid,
     unseen_grid,
     whole_scale,
 )
@@ -102,7 +102,9 @@ class HeaderChecks:
             before = self.before.sites.get(place, self._grid_of_unknown(place, grid))
             if before is grid or _form(grid) == _form(before):
                 continue
-            if grid.scales.size == before.scales.size and (self._is_chosen(place) or is_noise_only(before)):
+            # What is heard between two measurements ``check_heard`` looks at.
+            is_free = self.chooses if self.is_calibrated else is_noise_only(before)
+            if grid.scales.size == before.scales.size and is_free:
                 continue
             if self.is_calibrated and self._is_held(Kind(place[0]), before, grid):
                 continue
@@ -121,6 +123,8 @@ class HeaderChecks:
         """Whether a grid is one that follows from the one before it where the noise is measured and grids are not chosen."""
         if kind == Kind.DECISION:
             return True
+        if is_noise_only(grid) and kind == Kind.GRADIENT:
+            return grid.scales.size == before.scales.size
         own = held_grid(self.policy, kind, before, grid)
         is_coarser = kind == Kind.GRADIENT or grid.band >= before.band
         return is_coarser and grid.scales.size == before.scales.size and own.floor == grid.floor
@@ -156,7 +160,7 @@ class HeaderChecks:
         lowest = self.policy.gradient_band[0]
         widest = min(loudest_band(self.policy), max(lowest, highest - int(grid.scales.max())))
         forms = [
-            _form(site_grid(self.policy, Kind.GRADIENT, band, grid.scales))
+            _form(heard_grid(self.policy, band, grid.scales))
             for band in range(lowest, widest + 1)
             if band != NOISE_BAND
         ]
