@@ -128,9 +128,9 @@ def test_noise_only_gradients_are_found_and_signals_are_not(policy: str, zoo: An
     assert noise == {"key.bias"}
 
 
-@pytest.mark.parametrize(("largest", "is_zero"), [(0.0, True), (7e-18, True), (2.0**-21, False)])
+@pytest.mark.parametrize("largest", [0.0, 7e-18, 2.0**-22, 2.0**-21])
 def test_a_zero_whose_reference_is_a_last_bit_of_float64_is_as_noisy_as_the_step(
-    largest: float, is_zero: bool, zoo: Any, open_job: Any
+    largest: float, zoo: Any, open_job: Any
 ) -> None:
     """Its floor was 2**-54, and an honest trainer was called a liar where a float32 machine left 2**-27."""
     session = open_job(zoo.build({}), POLICIES["fp32"])
@@ -139,10 +139,7 @@ def test_a_zero_whose_reference_is_a_last_bit_of_float64_is_as_noisy_as_the_step
     seen: Any = SimpleNamespace(noise={(Kind.GRADIENT, 0): loud, (Kind.GRADIENT, 1): zero}, first=[])
     found = choose_grids(session, seen, {}).table.sites[(Kind.GRADIENT, 1)]
     assert is_noise_only(found)
-    floor = int(found.scales.min()) + found.band
-    assert floor == exponent_above(2.0**-21) + POLICIES["fp32"].safety
-    if is_zero and largest:
-        assert floor > exponent_above(largest) + POLICIES["fp32"].safety
+    assert int(found.scales.min()) + found.band == -21 + POLICIES["fp32"].safety
 
 
 @pytest.mark.parametrize(("elements", "rms", "kept"), [(7, -17, True), (8, -17, False), (7, -16, False)])

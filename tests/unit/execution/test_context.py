@@ -25,8 +25,8 @@ from tallystick.execution.rounding.grids import (
     RISES,
     SMALL_FINER,
     UNSEEN,
+    as_heard,
     floor_exponent,
-    heard_grid,
     held_grid,
     is_noise_only,
     largest_scale,
@@ -528,7 +528,7 @@ def test_where_grids_are_not_chosen_a_floor_rises_as_far_as_its_new_band_asks_fo
         assert held.scales.tolist() == before.scales.tolist(), "scales settle from those before"
         assert (held.band, held.floor == now.floor) == (now.band, not noted)
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([21]))
-    heard = heard_grid(policy, lowest, before.scales)
+    heard = as_heard(policy, site_grid(policy, Kind.GRADIENT, lowest, before.scales))
     for first, second, noted in ((before, silent, 0), (silent, heard, 0), (silent, before, 1)):
         assert forms_noted(policy, second, first, calibrated=True, chooses=False) == noted
         assert held_grid(policy, Kind.GRADIENT, first, second) == (heard if noted else second)
@@ -560,6 +560,11 @@ def test_where_grids_are_not_chosen_bands_that_are_quanta_only_widen(policy: Pol
         old, new = (SiteGrid(24, band, -149) for band in (-44, now))
         assert forms_noted(policy, new, old, calibrated=True, chooses=False, place=STATE) == noted
         assert held_grid(policy, Kind.STATE, old, new).band == max(-44, now)
+    passed, rounded = (SiteGrid(0, band, 0, False, [1]) for band in (NOISE_BAND, -20))
+    for now, before, noted in ((passed, rounded, 0), (rounded, passed, 1)):  # an activation of ``leaf``
+        place = (Kind.ACTIVATION, 0)
+        assert forms_noted(policy, now, before, calibrated=True, chooses=False, place=place) == noted
+        assert held_grid(policy, Kind.ACTIVATION, before, now) == passed
     decision = (Kind.DECISION, 0)
     low, high = (SiteGrid(0, policy.decision_band[0] + n, 0) for n in (1, 2))
     for now, before in ((low, high), (high, low)):  # how wide one is moves nothing by itself
@@ -598,9 +603,9 @@ def test_a_gradient_that_is_heard_again_has_the_band_that_its_floor_asks_for(pol
     lowest, highest = policy.gradient_band
     widest = max(lowest, -20 + 2 + 1 - highest - 1)
     for band, noted in ((lowest, 0), (widest, 0), (widest + 1, 1), (highest, 1)):
-        found = heard_notes(policy, heard_grid(policy, band, np.array([1])))
+        found = heard_notes(policy, as_heard(policy, site_grid(policy, Kind.GRADIENT, band, np.array([1]))))
         assert len([each for each in found if f"a band of 2**{widest} at most" in each]) == noted, band
-    plain = heard_grid(policy, lowest, np.array([1]))
+    plain = as_heard(policy, site_grid(policy, Kind.GRADIENT, lowest, np.array([1])))
     assert policy is not FP32 or plain.floor == lowest + SPARSEST, (
         "a scale chosen again moves next to nothing"
     )

@@ -31,8 +31,8 @@ from tallystick.execution.rounding.grids import (
     Site,
     activation_grid,
     activation_rule,
+    as_heard,
     decision_exponent,
-    heard_grid,
     is_noise_only,
     kept_scales,
     loudest_band,
@@ -41,6 +41,7 @@ from tallystick.execution.rounding.grids import (
     sampled_scale,
     scale_exponents,
     settled_scales,
+    site_grid,
     with_residue_bits,
 )
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -283,7 +284,7 @@ class RecordingContext:
         band += band == NOISE_BAND  # which means something else
         if band > highest:
             return grid.with_scales(np.full(grid.scales.size, size + 1 - NOISE_BAND))
-        return heard_grid(self.policy, band, scales)
+        return as_heard(self.policy, site_grid(self.policy, Kind.GRADIENT, band, scales))
 
     def _rise(self, before: GridTable) -> int:
         """Return by how many octaves the step's largest gradient has grown since ``before``.
@@ -313,9 +314,8 @@ class RecordingContext:
             if rise and key[0] == Kind.GRADIENT and is_noise_only(grid):
                 scales, base = grid.scales.astype(np.int64) + rise, self.base.sites.get(key)
                 if base is not None and is_noise_only(base) and base.scales.size == scales.size:
-                    least = base.scales.astype(
-                        np.int64
-                    )  # the set of those heard changes, and with it what is largest
+                    # The set of those heard changes, and with it what is largest: no fall below what was measured.
+                    least = base.scales.astype(np.int64)
                     scales = np.clip(scales, least, least + RISES)
                 self._grids[key] = grid.with_scales(scales)
 

@@ -329,16 +329,22 @@ def held_grids(policy: Policy, before: GridTable, measured: GridTable) -> GridTa
 
 
 def held_grid(policy: Policy, kind: Kind, before: SiteGrid | None, grid: SiteGrid) -> SiteGrid:
-    """Return one site's: ``grid`` is the one measured. Where it had none, was noise only, or is now, that is taken."""
-    if before is None or kind == Kind.DECISION or is_noise_only(grid):
+    """Return one site's: ``grid`` is the one measured.
+
+    That is taken of a decision, of a gradient that is noise only, and where there was none. Any other site's quantum follows its
+    band, and only becomes coarser; an activation that is passed through stays so.
+    """
+    if before is None or kind == Kind.DECISION or before.scales.size != grid.scales.size:
+        return grid
+    if kind != Kind.GRADIENT:
+        return before if grid.band <= before.band else grid.with_scales(before.scales)
+    if is_noise_only(grid):
         return grid
     if is_noise_only(before):
-        return replace(grid, floor=heard_floor(policy, grid)) if kind == Kind.GRADIENT else grid
-    if before.scales.size != grid.scales.size:
-        return grid
-    if kind == Kind.GRADIENT and not is_loud(policy, before, grid.band):
-        return replace(grid.with_scales(before.scales), floor=held_floor(before, grid))
-    return before if grid.band <= before.band else grid.with_scales(before.scales)
+        return as_heard(policy, grid)
+    if is_loud(policy, before, grid.band):
+        return before
+    return replace(grid.with_scales(before.scales), floor=held_floor(before, grid))
 
 
 def is_loud(policy: Policy, before: SiteGrid, band: int) -> bool:
@@ -346,9 +352,8 @@ def is_loud(policy: Policy, before: SiteGrid, band: int) -> bool:
 
     It could not fall with the band without being chosen, so the band stays too.
     """
-    return (
-        not before.residue_bits and before.floor > site_grid(policy, Kind.GRADIENT, band, before.scales).floor
-    )
+    coarsest = site_grid(policy, Kind.GRADIENT, band, before.scales).floor
+    return not before.residue_bits and before.floor > coarsest
 
 
 def held_floor(before: SiteGrid, grid: SiteGrid) -> int:
@@ -360,21 +365,14 @@ def held_floor(before: SiteGrid, grid: SiteGrid) -> int:
     return max(before.floor, forced)
 
 
-def heard_floor(policy: Policy, grid: SiteGrid) -> int:
-    """Return the floor of a gradient with this grid that was noise only, and is heard where grids are not chosen.
+def as_heard(policy: Policy, grid: SiteGrid) -> SiteGrid:
+    """Return the grid of a gradient that was noise only, and is heard where grids are not chosen, with the floor it then has.
 
     As fine as its band allows under ``fp32``: else whoever lets a gradient fall silent, and be heard again, has the choice among
-    its scales.
+    its scales. The policy's own otherwise.
     """
-    if policy.gradient_steer is None:
-        return site_grid(policy, Kind.GRADIENT, grid.band, grid.scales).floor
-    return grid.band + SPARSEST
-
-
-def heard_grid(policy: Policy, band: int, scales: np.ndarray) -> SiteGrid:
-    """Return the grid of a gradient that was noise only and whose noise needs that band where it is heard."""
-    grid = site_grid(policy, Kind.GRADIENT, band, scales)
-    return replace(grid, floor=heard_floor(policy, grid))
+    own = site_grid(policy, Kind.GRADIENT, grid.band, grid.scales).floor
+    return replace(grid, floor=own if policy.gradient_steer is None else grid.band + SPARSEST)
 
 
 def unseen_grid(policy: Policy, kind: Kind, scales: np.ndarray) -> SiteGrid:

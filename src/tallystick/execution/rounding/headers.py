@@ -25,11 +25,11 @@ from tallystick.execution.rounding.grids import (
     Site,
     activation_grid,
     activation_rule,
+    as_heard,
     blocks_for,
     expected_form,
     floor_exponent,
     has_dips,
-    heard_grid,
     held_grid,
     is_noise_only,
     kept_scales,
@@ -42,6 +42,7 @@ from tallystick.execution.rounding.grids import (
     scale_exponents,
     scale_limits,
     settled_scales,
+    site_grid,
     unseen_grid,
     whole_scale,
 )
@@ -121,13 +122,10 @@ class HeaderChecks:
 
     def _is_held(self, kind: Kind, before: SiteGrid, grid: SiteGrid) -> bool:
         """Whether a grid is one that follows from the one before it where the noise is measured and grids are not chosen."""
-        if kind == Kind.DECISION:
-            return True
-        if is_noise_only(grid) and kind == Kind.GRADIENT:
-            return grid.scales.size == before.scales.size
+        if grid.scales.size != before.scales.size:
+            return False
         own = held_grid(self.policy, kind, before, grid)
-        is_coarser = kind == Kind.GRADIENT or grid.band >= before.band
-        return is_coarser and grid.scales.size == before.scales.size and own.floor == grid.floor
+        return own.floor == grid.floor if kind == Kind.GRADIENT else own.band == grid.band
 
     def _grid_of_unknown(self, place: Site, grid: SiteGrid) -> SiteGrid:
         """Return the grid that an activation site gets when it is met before its noise was measured; else its own."""
@@ -160,7 +158,7 @@ class HeaderChecks:
         lowest = self.policy.gradient_band[0]
         widest = min(loudest_band(self.policy), max(lowest, highest - int(grid.scales.max())))
         forms = [
-            _form(heard_grid(self.policy, band, grid.scales))
+            _form(as_heard(self.policy, site_grid(self.policy, Kind.GRADIENT, band, grid.scales)))
             for band in range(lowest, widest + 1)
             if band != NOISE_BAND
         ]
@@ -197,12 +195,8 @@ class HeaderChecks:
             most = max(most, 0)  # what a calibration gives one of zeros
         if before is not None and place[0] == Kind.GRADIENT and before.scales.size == grid.scales.size:
             least = before.scales.astype(np.int64)
-            if (
-                self.is_calibrated
-                and noise is not None
-                and noise.rms > 0.0
-                and noise.scales.size == least.size
-            ):
+            is_measured = self.is_calibrated and noise is not None and noise.rms > 0.0
+            if is_measured and noise is not None and noise.scales.size == least.size:
                 least = np.minimum(least, noise.scales - 1)
             if not is_noise_only(before) and (grid.scales < least).any():
                 own = f"scale 2**{least.min()} at least, of no values"
