@@ -400,6 +400,27 @@ def test_a_noise_floor_rises_only_with_gradients_that_were_more_than_noise_when_
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("grows", [6, -6])
+@pytest.mark.parametrize("chooses", [True, False])
+def test_a_noise_floor_stays_where_it_was_measured_in_the_step_beside_grids_that_are_held(
+    policy: Policy, grows: int, chooses: bool
+) -> None:
+    """Their scales are those of the step before; how far the largest gradient has moved since then is in the measurement."""
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-20]))
+    loud = site_grid(policy, Kind.GRADIENT, policy.gradient_band[0], np.array([1]))
+    first, second = (Kind.GRADIENT, 0), (Kind.GRADIENT, 1)
+    table = GridTable({first: loud, second: silent})
+    context = RecordingContext(policy, table, current=table, chooses=chooses)
+    x = torch.full((4096,), 2.0**grows)
+    context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+    context.settle_noise()
+    context.finish()
+    moved = int(context.table.sites[first].scales[0]) - 1
+    assert abs(moved) >= abs(grows) - 1
+    assert int(context.table.sites[second].scales[0]) == -20 + (moved if chooses else 0)
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
 def test_a_noise_floor_falls_no_lower_than_what_was_measured(policy: Policy) -> None:
     """The largest gradient is another one where another set has a gradient: a floor that fell each time called noise a signal."""
     silent, low = (site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([scale])) for scale in (-20, -19))

@@ -307,9 +307,11 @@ class RecordingContext:
     def settle_noise(self) -> None:
         """Move the scales of noise-only gradients with the largest gradient scale; call after the others are rounded.
 
-        Only gradients that this step has count, here and for a follower: of the others nobody can check the scale.
+        Only gradients that this step has count, here and for a follower: of the others nobody can check the scale. Noise
+        measured in this very step is what it is; where grids are held, their scales are older.
         """
-        rise = self._rise(self.table)
+        is_held = self.is_calibrated and not self.chooses
+        rise = 0 if is_held else self._rise(self.table)
         for key, grid in self._grids.items():
             if rise and key[0] == Kind.GRADIENT and is_noise_only(grid):
                 scales, base = grid.scales.astype(np.int64) + rise, self.base.sites.get(key)
