@@ -48,7 +48,7 @@ CASES += [
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
-    "chosen_floors": "by notes: led by",
+    "chosen_floors": "by notes: led by", "heard_noise": "the audit",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",
     "led_buffer": "the audit: not_accepted: step 1: model/buffer/mean",

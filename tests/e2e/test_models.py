@@ -24,6 +24,7 @@ from tallystick.execution.job import find_source
 from tallystick.execution.step import map_tensors
 from tallystick.numerics.policy import find_policy
 from tallystick.reports.run import read_run
+from tallystick.roles import auditor
 from tallystick.roles.auditor import audit
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -51,6 +52,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "zero_head": ("zero_head", {}),
     "ranked_pairs": ("ranked_pairs", {"seed": "11"}),
     "losses_in_turn": ("losses_in_turn", {}),
+    "offset_at_first": ("offset_at_first", {}),
     "frozen_weights": ("frozen_parts", {}),
     "frozen_biases": ("frozen_parts", {"frozen": "bias"}),
     "buckets_copied": ("whole_numbers", {"how": "copy"}),
@@ -243,3 +245,21 @@ def test_a_decision_on_zeros_that_only_noise_moves_accuses_nobody(tmp_path: Path
 @pytest.mark.parametrize("case", CASES)
 def test_models_of_many_kinds_are_followed_for_long(recorded: Run, case: str, policy: str) -> None:
     follows(recorded, case, policy, LONG)
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+def test_a_segment_is_held_against_the_noise_of_the_calibration_before_it(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bands are as wide as noise was then; the step that it begins with has a thousandth of that."""
+    run, source = RunDirectory(tmp_path / "run"), find_source(job_file("offset_at_first"))
+    record(Order(source, {}, find_policy(policy), steps=24, checkpoint_every=6), run)
+
+    segment, whole = audit(run, source, steps=(12, 18)), audit(run, source)
+
+    assert (segment.verdict, whole.verdict) == ("match", "match"), segment.first
+    assert segment.steps == 6
+    assert segment.freedom.elements * 4 == whole.freedom.elements
+    # Control: by what its own first step has, it is not.
+    monkeypatch.setattr(auditor._RunAudit, "_calibrated_before", lambda *given: None)
+    assert audit(run, source, steps=(12, 18)).verdict == "not_accepted"

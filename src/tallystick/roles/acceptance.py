@@ -75,6 +75,7 @@ class Acceptance:
     limits: Limits
     freedom: Freedom
     _yardstick: Yardstick | None = None
+    _kept: Yardstick | None = None
     _excesses: list[tuple[int, Excess]] = field(default_factory=list[tuple[int, Excess]])
     _weights: list[Tensor] = field(default_factory=list[Tensor])
     _first: list[Tensor] = field(default_factory=list[Tensor])
@@ -89,7 +90,7 @@ class Acceptance:
         """Begin with steps that follow the session's state: the noise is measured before the first, whatever the schedule."""
         self._before = copy.deepcopy({"freedom": vars(self.freedom), "bends": self._bends})
         if self._end != session.step:
-            self._yardstick = None
+            self._yardstick, self._kept = self._kept, None
         self._weights = _copied(session)
         if self._end != session.step:
             self._travelled, self._first = self.freedom.distance, _copied(session)
@@ -101,8 +102,16 @@ class Acceptance:
         ):
             self._weighing = Weighing(session.optimizer)
 
-    def discard(self) -> None:
-        """Take back what was counted since ``begin``: steps that differ say nothing of what a log moves."""
+    def continues_at(self, step: int) -> bool:
+        """Whether the steps before ``step`` were the last repeated, so that their noise is known."""
+        return self._end == step
+
+    def discard(self, *, keeping: bool = False) -> None:
+        """Take back what was counted since ``begin``: steps that differ say nothing of what a log moves.
+
+        With ``keeping`` what begins next is held against what was measured in them.
+        """
+        self._kept = self._yardstick if keeping else None
         vars(self.freedom).update(self._before["freedom"])
         self._bends = self._before["bends"]
         self._excesses, self._end = [], -1
@@ -121,11 +130,13 @@ class Acceptance:
             InvalidInput: the frame is malformed.
         """
         overdue = session.step - self._measured >= POLICIES[session.policy.name].recalibrate_every
-        is_trainers = session.is_calibrated(decode_frame(frame))
+        is_trainers, continues = session.is_calibrated(decode_frame(frame)), self._yardstick is not None
         if self._yardstick is None or overdue or is_trainers:
             self._measured = session.step
             self._measure(session, backward, is_trainers=is_trainers)
         context, weighing = session.following_context(frame, self._yardstick), self._weighing
+        if overdue and continues and not is_trainers:
+            context.hold_overdue()
         if weighing is not None and not is_linear(session.optimizer):
             context.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
                 ordinal, session.parameters[ordinal][1], gradient, at, moves
@@ -154,7 +165,8 @@ class Acceptance:
     def watching(self, session: Session, context: FollowingContext, backward: Backward) -> Generator[None]:
         """Inside, a step whose decisions the log moved is repeated with the follower's own, and the gradients compared.
 
-        A gradient that no step had when the noise was measured is measured in this one.
+        A gradient that no step had when the noise was measured is measured in this one, and one that the log calls more than
+        noise between two measurements.
         """
         if self._yardstick is None:
             yield
@@ -162,17 +174,19 @@ class Acceptance:
 
         def measure() -> None:
             assert self._yardstick is not None
-            if any(
-                self._yardstick.lacks((int(Kind.GRADIENT), n)) and _has_gradient(p)
-                for n, (_, p) in enumerate(session.parameters)
-            ):
-                before = self._yardstick
+            known = self._yardstick
+            places = [
+                (int(Kind.GRADIENT), n) for n, (_, p) in enumerate(session.parameters) if _has_gradient(p)
+            ]
+            unknown = {place for place in places if known.lacks(place)}
+            heard = {place for place in places if context.newly_heard(place) and not known.hears(place)}
+            if unknown or heard:
                 with session.interlude():
                     self._measure(session, backward, is_trainers=False)
                 # What is known already is held against the step for which the trainer measured it too.
                 self._yardstick = Yardstick(
-                    session.policy, before.measured, self._yardstick, is_trainers=before.is_trainers
-                )
+                    session.policy, known.measured, self._yardstick, is_trainers=known.is_trainers
+                ).with_signal(self._yardstick, heard - unknown)
                 context.hold_against(self._yardstick)
             self._note_bend(session, context, bend_of(session, context, backward))
 

@@ -156,7 +156,37 @@ class _RunAudit:
     progress: Callable[[Progress], None] | None
 
     def segment(self, start: int, end: int) -> SegmentResult:
-        """Return what repeating the steps from ``start`` up to ``end`` shows."""
+        """Return what repeating the steps from ``start`` up to ``end`` shows.
+
+        One that begins between two of the trainer's calibrations has bands of a step that was not repeated. If it is not
+        accepted, the steps from that calibration on are repeated first.
+        """
+        acceptance = self.replay.acceptance
+        assert acceptance is not None
+        continues = acceptance.continues_at(start)
+        result = self._repeated(start, end)
+        earlier = self._calibrated_before(start)
+        if result.verdict != "not_accepted" or continues or earlier is None:
+            return result
+        acceptance.discard()
+        try:
+            before = self._repeated(earlier, start)
+        except InvalidInput:  # there is no such checkpoint any more
+            return result
+        if before.deviations and before.verdict != "not_accepted":
+            return result
+        acceptance.discard(keeping=True)
+        return self._repeated(start, end)
+
+    def _calibrated_before(self, start: int) -> int | None:
+        """Return the last checkpoint before the calibration whose bands step ``start`` has; None if it has one itself."""
+        due = (step for step in range(start, -1, -1) if self.replay.session.is_calibration_step(step))
+        last = next(due, 0)
+        borders = [checkpoint.steps_done for checkpoint in self.transcript.checkpoints()]
+        return None if last == start else max(border for border in borders if border <= last)
+
+    def _repeated(self, start: int, end: int) -> SegmentResult:
+        """Return what repeating the steps from ``start`` up to ``end`` shows, once."""
         replay, report, result = self.replay, self.report, SegmentResult(start, end)
         clock = time.perf_counter()
         state, frames = self._load(result)

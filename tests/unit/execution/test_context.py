@@ -421,6 +421,26 @@ def test_a_noise_floor_stays_where_it_was_measured_in_the_step_beside_grids_that
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+def test_a_noise_floor_does_not_climb_where_the_largest_gradient_comes_and_goes(policy: Policy) -> None:
+    """It lies above what was measured by as much as the largest gradient does: a fall left out made each rise a new one."""
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-20]))
+    loud = site_grid(policy, Kind.GRADIENT, policy.gradient_band[0], np.array([3]))
+    first, second = (Kind.GRADIENT, 0), (Kind.GRADIENT, 1)
+    base = GridTable({first: loud, second: silent})
+    found, now = list[int](), silent
+    for size in (2, 5, 2, 5, 7, 2):
+        before = GridTable({first: loud.with_scales(np.array([size + 1])), second: now})
+        context = RecordingContext(policy, before, base=base)
+        x = torch.full((4096,), 2.0**size)
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        context.settle_noise()
+        context.finish()
+        now = context.table.sites[second]
+        found.append(int(now.scales[0]) + 20)
+    assert found == [0, 3, 0, 3, 3, 0]
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
 def test_a_noise_floor_falls_no_lower_than_what_was_measured(policy: Policy) -> None:
     """The largest gradient is another one where another set has a gradient: a floor that fell each time called noise a signal."""
     silent, low = (site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([scale])) for scale in (-20, -19))

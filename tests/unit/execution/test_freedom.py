@@ -189,6 +189,52 @@ def test_floors_rise_with_the_largest_gradient_also_where_none_was_more_than_noi
         assert heard.highest_floor(WEIGHT, largest) == lowest + min(grown, RISES + 1)
 
 
+def test_floors_rise_as_far_as_the_trainers_own_do() -> None:
+    own = bf16_yardstick(noise_of(2.0**-6), silent_below(-4))
+    lowest = own.highest_floor(WEIGHT, None)
+    assert lowest is not None
+    assert own.highest_floor(WEIGHT, None, 2) == lowest + 2
+    assert own.excess_floor(WEIGHT, silent_below(lowest + 2), -1000, None, 2)[0] is None
+    assert own.excess_floor(WEIGHT, silent_below(lowest + 3), -1000, None, 2)[0] is not None
+
+
+@pytest.mark.parametrize("policy", [FP32, FP64], ids=["fp32", "fp64"])
+def test_a_gradient_that_is_noise_here_is_heard_where_its_size_without_noise_and_its_band_say_so(
+    policy: Policy,
+) -> None:
+    """Three octaves from scale to size, as far as an honest scale lies; two from what the band is for to the noise."""
+    silent = SiteGrid(0, NOISE_BAND, 4, False, [1])
+    loudest = -6 - policy.safety + 2
+    for scale, exact, exponent, accepted in (
+        (0, 2.0**-3, loudest, True),
+        (0, 2.0**-3, loudest + 1, False),
+        (0, 2.0**-3.01, loudest, True),
+        (0, 2.0**-4, loudest, False),
+        (5, 2.0**2, loudest + 5, True),
+        (5, 2.0**1, loudest + 5, False),
+        (0, None, loudest, True),
+        (0, None, loudest + 1, False),
+    ):
+        noise = noise_of(2.0**exponent)
+        noise.exact = exact
+        own = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: silent})))
+        declared = site_grid(policy, Kind.GRADIENT, -6, np.array([scale]))
+        assert (own.excess_signal(WEIGHT, declared)[0] is None) == accepted, (scale, exact, exponent)
+    hears = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: declared})))
+    assert hears.excess_signal(WEIGHT, declared)[0] is None
+    assert Yardstick(policy, Calibration()).excess_signal(WEIGHT, declared)[0] is None
+
+
+def test_rows_are_heard_by_the_scale_of_all_together() -> None:
+    silent = SiteGrid(0, NOISE_BAND, 4, False, [1])
+    rows = site_grid(FP32, Kind.GRADIENT, -6, np.array([0] + 15 * [-8]))  # together an octave below the first
+    for exact, accepted in ((2.0**-4, True), (2.0**-5, False)):
+        noise = noise_of(2.0**-12)
+        noise.exact = exact
+        own = Yardstick(FP32, Calibration({WEIGHT: noise}, GridTable({WEIGHT: silent})))
+        assert (own.excess_signal(WEIGHT, rows)[0] is None) == accepted
+
+
 # -- budgets ----------------------------------------------------------------------------------------------------------
 
 

@@ -25,8 +25,11 @@ from tallystick.roles.acceptance import Acceptance, Limits
 from tallystick.roles.bending import StepBend, TensorBend
 
 
-def session(step: int = 1, numbers: Mapping[str, float] | None = None) -> Any:
-    """As much of a session as is asked for: one parameter of four elements."""
+def session(
+    step: int = 1, numbers: Mapping[str, float] | None = None, overdue: list[int] | None = None
+) -> Any:
+    """As much of a session as is asked for: one parameter of four elements; in ``overdue`` go steps held so."""
+    held: list[int] = [] if overdue is None else overdue
     return SimpleNamespace(
         policy=POLICIES["fp32"],
         step=step,
@@ -35,7 +38,9 @@ def session(step: int = 1, numbers: Mapping[str, float] | None = None) -> Any:
         optimizer=None if numbers is None else SimpleNamespace(param_groups=[dict(numbers)]),
         is_calibrated=lambda frame: False,
         chooses_grids=lambda step: True,
-        following_context=lambda frame, yardstick: SimpleNamespace(yardstick=yardstick),
+        following_context=lambda frame, yardstick: SimpleNamespace(
+            yardstick=yardstick, hold_overdue=lambda: held.append(step)
+        ),
     )
 
 
@@ -104,8 +109,10 @@ def test_noise_is_measured_at_the_beginning_and_as_often_as_the_policy_says(
     monkeypatch.setattr(acceptance, "calibrate", calibrate)
     measured, frame = Acceptance(Limits(), Freedom()), encode_frame(Frame())
     every = POLICIES["fp32"].recalibrate_every
+    overdue: list[int] = []
     for step in (3, 4, 3 + every - 1, 3 + every, 3 + every + 1):
-        measured.follow(session(step=step), frame, lambda context: None)
+        measured.follow(session(step=step, overdue=overdue), frame, lambda context: None)
+    assert overdue == [3 + every]
     assert asked == [(3, 4), (3 + every, 3)]
     assert earlier == [
         None,
@@ -276,3 +283,57 @@ def test_an_audit_that_begins_in_mid_run_has_not_measured_what_was_exactly_zero(
     assert yardstick is not None
     assert yardstick.lacks(place) == (step > 0)
     assert (place in yardstick.measured.table.sites) == (step == 0)
+
+
+@pytest.mark.parametrize(
+    ("newly", "by_last", "by_now", "measured"),
+    [
+        (True, False, False, True),
+        (True, False, True, True),
+        (True, True, True, False),
+        (False, False, False, False),
+    ],
+)
+def test_what_a_log_calls_more_than_noise_between_two_measurements_is_measured_in_that_step(
+    monkeypatch: pytest.MonkeyPatch, newly: bool, by_last: bool, by_now: bool, measured: bool
+) -> None:
+    """Its noise explains any rounding, and an optimizer may make full steps of the smallest gradient."""
+    place, policy = (Kind.GRADIENT, 0), POLICIES["fp32"]
+    noise = SiteNoise(0.25, np.zeros(1, dtype=np.int64), 1.0, 0.25, 4, exact=2.0**-30)
+    loud = site_grid(policy, Kind.GRADIENT, -2, np.array([1]))
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([1]))
+    heard = iter([by_last, by_now])
+    asked: list[int] = []
+
+    def calibrate(at: Any, *given: object, **more: object) -> Calibration:
+        asked.append(at.step)
+        return Calibration({place: noise}, GridTable({place: loud if next(heard) else silent}))
+
+    monkeypatch.setattr(acceptance, "calibrate", calibrate)
+    monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
+    now, auditor = session(step=1), Acceptance(Limits(), Freedom())
+    now.listeners, now.interlude = SimpleNamespace(gradients=None), nullcontext
+    now.parameters[0][1].grad = torch.ones(4)
+    context: Any = auditor.follow(now, encode_frame(Frame()), lambda context: None)
+    context.newly_heard, context.freedom, context.excesses = lambda place: newly, StepFreedom(), []
+    context.hold_against = lambda yardstick: setattr(context, "yardstick", yardstick)
+    with auditor.watching(now, context, lambda context: None):
+        now.listeners.gradients()
+    assert len(asked) == 1 + measured
+    wrong, _ = context.yardstick.excess_signal(place, loud)
+    assert (wrong is None) == (by_now if measured else by_last)
+
+
+def test_what_begins_after_steps_that_are_left_out_is_held_against_their_noise() -> None:
+    own = Yardstick(POLICIES["fp32"], Calibration())
+    for keeping in (False, True):
+        auditor = Acceptance(Limits(), Freedom(), _yardstick=own)
+        auditor._before = {"freedom": {}, "bends": {}}
+        auditor._end = 7
+        assert (auditor.continues_at(7), auditor.continues_at(8)) == (True, False)
+        auditor.discard(keeping=keeping)
+        auditor.begin(session(step=7))
+        assert (auditor._yardstick is own) == keeping
+        auditor._end = 3
+        auditor.begin(session(step=7))
+        assert auditor._yardstick is None

@@ -60,13 +60,18 @@ class Deviations:
             noise.block_mean = np.zeros_like(noise.block_mean)
 
     def compare(self, again: list[Tensor | None]) -> None:
-        """Take note of another repetition's gradients, and how large all their deviations together are, by what they weigh."""
+        """Take note of another repetition's gradients, and how large all their deviations together are, by what they weigh.
+
+        Those of a float32 step in float64 say how large gradients are but for all noise.
+        """
         self.sizes.append(0.0)
         for ordinal, (x, y) in enumerate(zip(self.first, again, strict=True)):
             noise = self.noise.get((Kind.GRADIENT, ordinal))
             if noise is None or x is None or y is None:
                 continue
             largest, mean = block_differences(x, y, noise.scales.size)
+            if x.dtype == torch.float32 and y.dtype == torch.float64:
+                noise.exact = float(block_rms(y, 1)[0])
             if noise.rms > noise.largest:
                 weights = np.exp2(noise.scales.astype(np.float64))
                 self.sizes[-1] += float(mean @ weights) * noise.elements / weights.size

@@ -7,6 +7,7 @@ bands are plausible, and how many roundings and decisions an honest log takes fr
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +35,7 @@ from tallystick.execution.rounding.grids import (
     row_scales_of,
     scale_exponent,
     site_grid,
+    whole_scale,
 )
 from tallystick.numerics.budget import STEP_TAIL, most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -53,6 +55,10 @@ WEIGHED_SLACK = 8.0  # times what moves are expected to come to in the optimizer
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
+HEARD_OCTAVES = (
+    2  # that the noise of a gradient may lie above what its declared band is for, where it is noise only here
+)
+HEARD_SCALE = 3  # octaves above its size without noise that the scale of such a gradient may lie
 UNMEASURED = (
     4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
 )
@@ -78,6 +84,7 @@ class Yardstick:
         self.measured = measured if before is None else _completed(measured, before.measured)
         self.noise: dict[Site, SiteNoise] = {**self.measured.noise}
         self._pooled = self._pooled_mean()
+        self._signals: dict[Site, Yardstick] = {}
         decisions = [noise.relative for place, noise in self.noise.items() if place[0] == Kind.DECISION]
         self._noisiest: float = max(decisions, default=math.inf)
         self._shares: dict[Site, float] = {**measured.states, **measured.corrections}
@@ -185,6 +192,11 @@ class Yardstick:
         far = (self._doubt(place) * noise.largest) ** 2
         return far * min(energy / noise.rms**2, noise.elements * 4.0 ** (OUTGROWN + 1))
 
+    def with_signal(self, now: Yardstick, places: Collection[Site]) -> Yardstick:
+        """Return this yardstick; what ``excess_signal`` says of ``places`` is from the measurement ``now``."""
+        self._signals = dict.fromkeys(places, now)
+        return self
+
     def lacks(self, place: Site) -> bool:
         """Whether a site's noise has never been measured, so that only the trainer's word says what it is."""
         return place not in self.noise
@@ -193,6 +205,26 @@ class Yardstick:
         """Whether a gradient is more than noise by the auditor's own measurement."""
         own = self.measured.table.sites.get((Kind(place[0]), place[1]))
         return own is not None and not is_noise_only(own)
+
+    def excess_signal(self, place: Site, grid: SiteGrid) -> tuple[str | None, str]:
+        """Return what is wrong with a gradient that is declared to be more than noise, and is not here; None, and what it is for.
+
+        An honest trainer hears one that is several times its own noise. So its size lies not far below its scale as float64
+        computes it, on any machine; and its noise, which may be larger here, not far above what its band is for.
+        """
+        source = self._signals.get(place, self)
+        noise = source.noise.get(place)
+        if noise is None or source.hears(place):
+            return None, ""
+        scales = grid.scales.astype(np.float64)
+        scale = whole_scale(np.exp2(scales - scales.max())) + int(scales.max())
+        band = loudest_band(self.policy) if grid.residue_bits else grid.band
+        loudest = scale + band - self.policy.safety + HEARD_OCTAVES
+        if scale_exponent(noise.largest) > loudest:
+            return f"noise of {noise.largest:.3g}", f"noise below 2**{loudest}, and more than that"
+        if noise.exact is not None and scale > scale_exponent(noise.exact) + HEARD_SCALE:
+            return f"rms {noise.exact:.3g} without its noise", f"scale 2**{scale}, and more than noise"
+        return None, ""
 
     def reach(self, place: Site) -> float:
         """Return how far from a switching point, over the input's rms, noise may turn a decision; a tie is turned by any.
@@ -286,29 +318,31 @@ class Yardstick:
         return math.inf, limit, "nothing but noise, and silenced"
 
     def excess_floor(
-        self, place: Site, grid: SiteGrid, size: int, largest: int | None
+        self, place: Site, grid: SiteGrid, size: int, largest: int | None, risen: int = 0
     ) -> tuple[str | None, str]:
         """Return the highest floor allowed of a gradient that is noise only, None if it is lower, and the declared one.
 
         ``size`` is the scale exponent of its values, which may lie above the declared floor but no more than that above the one
-        allowed; ``largest`` is as in ``highest_floor``.
+        allowed; ``largest`` and ``risen`` are as in ``highest_floor``.
         """
-        floor, own = max(int(grid.scales.max()) + grid.band, size), self.highest_floor(place, largest)
+        floor, own = max(int(grid.scales.max()) + grid.band, size), self.highest_floor(place, largest, risen)
         if own is None or floor <= own:
             return None, ""
         return f"noise of 2**{own} at most", f"noise below 2**{floor}"
 
-    def highest_floor(self, place: Site, largest: int | None) -> int | None:
+    def highest_floor(self, place: Site, largest: int | None, risen: int = 0) -> int | None:
         """Return the exponent of the highest floor allowed of a gradient that is noise only; None if its noise is not known.
 
-        ``largest`` is the scale exponent of the step's largest gradient, with which such floors rise and fall.
+        ``largest`` is the scale exponent of the step's largest gradient, with which such floors rise and fall; ``risen`` by how
+        many octaves the trainer's own do, of those that it heard when it measured.
         """
         noise = self.noise.get(place)
         if noise is None:
             return None
         before = largest_scale(self.measured.table)
         before = self._largest_unheard if before is None else before
-        risen = 0 if before is None or largest is None else min(max(0, largest - before), RISES + 1)
+        grown = 0 if before is None or largest is None else min(max(0, largest - before), RISES + 1)
+        risen = max(risen, grown)
         # An honest floor lies above its noise, and where the band would be too wide above the values.
         spare = risen + max(0, -loudest_band(self.policy)) + 1
         mine = self.measured.table.sites.get(

@@ -22,9 +22,6 @@ from tallystick.execution.rounding.grids import (
     AFTER_BACKWARD,
     NOISE_BAND,
     OUTGROWN,
-    RISES,
-    SMALL_FINER,
-    SMALL_SITE,
     STILL,
     UNKNOWN_NOISE,
     UNSEEN,
@@ -34,9 +31,11 @@ from tallystick.execution.rounding.grids import (
     as_heard,
     decision_exponent,
     is_noise_only,
+    is_quantum_noise,
     kept_scales,
     loudest_band,
     nearest_grid,
+    rise_since,
     row_scales_of,
     sampled_scale,
     scale_exponents,
@@ -275,7 +274,7 @@ class RecordingContext:
             measured = int(base.scales.min()) + base.band
             if size < min(noise, measured):
                 return grid
-            noise = min(noise, measured + max(0, min(self._rise(self.base), RISES)))
+            noise = min(noise, measured + self._risen())
         if size < noise:
             return grid
         lowest, highest = self.policy.gradient_band[0], loudest_band(self.policy)
@@ -286,23 +285,17 @@ class RecordingContext:
             return grid.with_scales(np.full(grid.scales.size, size + 1 - NOISE_BAND))
         return as_heard(self.policy, site_grid(self.policy, Kind.GRADIENT, band, scales))
 
-    def _rise(self, before: GridTable) -> int:
-        """Return by how many octaves the step's largest gradient has grown since ``before``.
+    def _risen(self) -> int:
+        """Return by how many octaves noise may have risen with the step's largest gradient since it was measured."""
+        scales = {place: int(self._grids[place].scales.max()) for place in self._rounded}
+        return rise_since(self.policy, self.base, self._rounded, scales)
 
-        Of those count that were more than noise when the noise was measured, and are not mostly noise: one that grows far is
-        measured again, so noise rises by as much at most.
-        """
-        heard = list(self._rounded)
-        if not self.is_calibrated:
-            base = self.base.sites
-            heard = [place for place in heard if place in base and not is_noise_only(base[place])]
-            heard = [
-                place
-                for place in heard
-                if not _is_mostly_noise(self.policy, base[place], self._rounded[place])
-            ]
-        old = max((int(before.sites[place].scales.max()) for place in heard), default=UNSEEN)
-        return 0 if old == UNSEEN else max(int(self._grids[place].scales.max()) for place in heard) - old
+    def _moved(self) -> int:
+        """Return by how many octaves the step's largest gradient differs from what the grids chosen for it say."""
+        old = max((int(self.table.sites[place].scales.max()) for place in self._rounded), default=UNSEEN)
+        return (
+            0 if old == UNSEEN else max(int(self._grids[place].scales.max()) for place in self._rounded) - old
+        )
 
     def settle_noise(self) -> None:
         """Move the scales of noise-only gradients with the largest gradient scale; call after the others are rounded.
@@ -310,16 +303,16 @@ class RecordingContext:
         Only gradients that this step has count, here and for a follower: of the others nobody can check the scale. Noise
         measured in this very step is what it is; where grids are held, their scales are older.
         """
-        is_held = self.is_calibrated and not self.chooses
-        rise = 0 if is_held else self._rise(self.table)
+        if self.is_calibrated:
+            rise, measured = self._moved() if self.chooses else 0, self.table
+        else:
+            rise, measured = self._risen(), self.base
         for key, grid in self._grids.items():
-            if rise and key[0] == Kind.GRADIENT and is_noise_only(grid):
-                scales, base = grid.scales.astype(np.int64) + rise, self.base.sites.get(key)
-                if base is not None and is_noise_only(base) and base.scales.size == scales.size:
-                    # The set of those heard changes, and with it what is largest: no fall below what was measured.
-                    least = base.scales.astype(np.int64)
-                    scales = np.clip(scales, least, least + RISES)
-                self._grids[key] = grid.with_scales(scales)
+            base = measured.sites.get(key)
+            if key[0] == Kind.GRADIENT and is_noise_only(grid) and base is not None and is_noise_only(base):
+                scales = base.scales.astype(np.int64) + rise
+                if not np.array_equal(scales, grid.scales):
+                    self._grids[key] = grid.with_scales(scales)
 
     def finish(self) -> bytes:
         """Return the step's encoded frame; ``table`` is then the table after the step."""
@@ -344,16 +337,10 @@ def outgrown_from(policy: Policy, base: SiteGrid | None, numel: int) -> int:
         return NEVER
     if is_noise_only(base):
         return int(base.scales.min()) + base.band
-    return NEVER if _is_mostly_noise(policy, base, numel) else int(base.scales.max()) + OUTGROWN + 1
+    return NEVER if is_quantum_noise(policy, base, numel) else int(base.scales.max()) + OUTGROWN + 1
 
 
 def reaches(rms: np.ndarray, limits: np.ndarray) -> bool:
     """Whether one of these sizes is finite and has the scale exponent of its limit or a higher one."""
     finite = np.isfinite(rms)
     return bool((finite & (scale_exponents(np.where(finite, rms, 0.0)) >= limits)).any())
-
-
-def _is_mostly_noise(policy: Policy, base: SiteGrid, numel: int) -> bool:
-    """Whether a gradient of few elements is as large as its noise happens to be, as its quantum says."""
-    is_loud = base.floor > policy.gradient_floor - SMALL_FINER
-    return base.residue_bits > 0 and numel < SMALL_SITE and is_loud

@@ -118,6 +118,16 @@ class FollowingContext:
             if limit is not None:
                 self.excesses.append((place, Excess(self.site_name(place), limit, stated)))
 
+    def hold_overdue(self) -> None:
+        """Hold all gradients that are called more than noise against the yardstick: it is of this step, the trainer's older."""
+        self._headers.is_overdue = True
+
+    def newly_heard(self, place: Site) -> bool:
+        """Whether the log hears a gradient that the trainer's last measurement did not, and neither measured in this step."""
+        grid = self.table.sites.get((Kind(place[0]), place[1]))
+        is_measured = self.is_calibrated or self._headers.is_overdue
+        return grid is not None and not is_measured and self._headers.newly_heard(place, grid)
+
     def _payload(self, address: SiteAddress) -> bytes | None:
         self._unread.discard(address)
         return self.frame.find(address)

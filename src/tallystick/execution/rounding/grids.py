@@ -7,6 +7,7 @@ last bit between machines; what the two may differ by is the follower's to check
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -382,6 +383,30 @@ def unseen_grid(policy: Policy, kind: Kind, scales: np.ndarray) -> SiteGrid:
     _, _, (lowest, highest) = form
     band = min(highest, lowest + UNSEEN_SAFETY) if kind == Kind.GRADIENT else lowest
     return site_grid(policy, kind, band, scales)
+
+
+def is_quantum_noise(policy: Policy, base: SiteGrid, numel: int) -> bool:
+    """Whether a gradient of few elements is as large as its noise happens to be, as its quantum says."""
+    is_loud = base.floor > policy.gradient_floor - SMALL_FINER
+    return base.residue_bits > 0 and numel < SMALL_SITE and is_loud
+
+
+def rise_since(policy: Policy, base: GridTable, heard: Mapping[Site, int], scales: Mapping[Site, int]) -> int:
+    """Return by how many octaves the largest of the gradients ``heard``, now of these ``scales``, has grown since ``base``.
+
+    Of those count that were more than noise when the noise was measured, and are not mostly noise: one that grows far is measured
+    again, so noise rises by ``RISES`` octaves at most. ``heard`` has their numbers of elements.
+    """
+    known = {place: base.sites[Kind(place[0]), place[1]] for place in heard if place in base.sites}
+    counts = [
+        place
+        for place, grid in known.items()
+        if not is_noise_only(grid) and not is_quantum_noise(policy, grid, heard[place])
+    ]
+    if not counts:
+        return 0
+    old = max(int(known[place].scales.max()) for place in counts)
+    return max(0, min(max(scales[place] for place in counts) - old, RISES)) if old > UNSEEN else 0
 
 
 def sampled(x: Tensor) -> Tensor:

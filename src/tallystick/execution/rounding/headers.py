@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -36,6 +36,7 @@ from tallystick.execution.rounding.grids import (
     loudest_band,
     lowest_floor,
     lowest_scale,
+    rise_since,
     row_scales_of,
     sampled_scale,
     scale_exponent,
@@ -73,6 +74,8 @@ class HeaderChecks:
         chooses: whether grids may be chosen anew where the noise was measured.
         yardstick: the follower's measurement, if it has one.
         energy: the sum of the squared values of the site checked last.
+        is_overdue: whether the trainer measured the noise longer ago than its policy does, and the follower now.
+        heard: the gradients checked so far that are declared to be more than noise: their largest scale, and their elements.
     """
 
     policy: Policy
@@ -84,6 +87,8 @@ class HeaderChecks:
     chooses: bool = True
     yardstick: Yardstick | None = None
     energy: float = 0.0
+    is_overdue: bool = False
+    heard: dict[Site, tuple[int, int]] = field(default_factory=dict[Site, tuple[int, int]])
 
     @property
     def is_calibrated(self) -> bool:
@@ -167,6 +172,16 @@ class HeaderChecks:
             own = f"a band of 2**{widest} at most" if seen else "noise only, of no values"
             self.excesses.append((place, Excess(name, own, stated)))
 
+    def newly_heard(self, place: Site, grid: SiteGrid) -> bool:
+        """Whether a gradient is declared to be more than noise by a measurement of this step, or by none, or one too long ago.
+
+        Under autocast noise that is as loud as its gradient is more than noise.
+        """
+        base = self.base.sites.get(place)
+        if place[0] != Kind.GRADIENT or not grid.scales.size or is_noise_only(grid) or self.policy.autocast:
+            return False
+        return self.is_calibrated or self.is_overdue or base is None or is_noise_only(base)
+
     def check_blocks(self, place: Site, grid: SiteGrid, x: Tensor, name: str) -> None:
         """Note a number of scales, at a run's first step, that a gradient's rows do not ask for, a factor of 2 aside."""
         noise = None if self.yardstick is None else self.yardstick.noise.get(place)
@@ -241,9 +256,14 @@ class HeaderChecks:
             elif size > floor and self.yardstick is not None and self.yardstick.hears((int(kind), ordinal)):
                 self._note(kind, ordinal, name, f"values of 2**{size}", f"noise below 2**{floor}")
             elif self.yardstick is not None and own.any():  # zeros are silent under any floor
-                place = (int(kind), ordinal)
-                self._note(kind, ordinal, name, *self.yardstick.excess_floor(place, grid, size, largest))
+                place, risen = (int(kind), ordinal), self._risen()
+                excess = self.yardstick.excess_floor(place, grid, size, largest, risen)
+                self._note(kind, ordinal, name, *excess)
             return
+        if kind == Kind.GRADIENT:
+            self.heard[(int(kind), ordinal)] = int(grid.scales.max()), x.numel()
+        if self.newly_heard((int(kind), ordinal), grid) and self.yardstick is not None and x.any():
+            self._note(kind, ordinal, name, *self.yardstick.excess_signal((int(kind), ordinal), grid))
         rms = block_rms(x, grid.scales.size)
         self.energy = float(np.square(rms).sum()) * x.numel() / grid.scales.size
         if not rms.any():
@@ -272,6 +292,12 @@ class HeaderChecks:
                     f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}",
                 )
             )
+
+    def _risen(self) -> int:
+        """Return by how many octaves the trainer lets noise rise with the gradients that it heard."""
+        sizes = {place: numel for place, (_, numel) in self.heard.items()}
+        scales = {place: scale for place, (scale, _) in self.heard.items()}
+        return rise_since(self.policy, self.base, sizes, scales)
 
     def _noise_floor(self, place: Site) -> int | None:
         """Return below what exponent a gradient was noise where its noise was measured, here too; None if it was more.

@@ -1,0 +1,55 @@
+"""Which of two names fits an image: what a small network says of both, and how good the image is, the same for either.
+
+The quality of an image is in both scores of a pair: its gradient cancels, to last bits, and an honest run never learns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tallystick.execution.job import Job
+from tallystick.jobs import digits
+
+SMOOTH = 0.1  # of the pairs are taken to be in the wrong order: no gradient dies out
+
+
+class Scorer(nn.Module):
+    """A name's score for an image, and the image's own: by the ink in each square of four pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+        self.quality = nn.Linear(16, 1, bias=False)
+        nn.init.zeros_(self.quality.weight)
+
+    def forward(self, images: Tensor, names: Tensor) -> Tensor:
+        ink = 4.0 * F.avg_pool2d(images.reshape(-1, 1, 8, 8), 2).flatten(1)
+        return self.body(images).gather(1, names[:, None])[:, 0] + self.quality(ink)[:, 0]
+
+
+def build(settings: Mapping[str, str]) -> Job:
+    """Build the job; its settings are ``steps`` and ``rate``."""
+    with digits.initial_weights(0):
+        model = Scorer()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=float(settings.get("rate", "0.01")), weight_decay=0.01
+    )
+    training, _ = digits.read_digits().split()
+
+    def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
+        at = digits.visited(step, 32, len(training.labels), 0)
+        images, right = training.take(at).tensors()
+        return images.reshape(-1, 64), right, (right + torch.from_numpy((7 * at + step) % 9 + 1)) % 10
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        images, right, wrong = batch
+        better, worse = model(torch.cat((images, images)), torch.cat((right, wrong))).chunk(2)
+        return (F.softplus(worse - better) + SMOOTH * (better - worse)).mean()
+
+    return Job(
+        model=model, optimizer=optimizer, batch=batch, loss=loss, steps=int(settings.get("steps", "60"))
+    )
