@@ -1,6 +1,7 @@
 """Which of two names fits an image: what a small network says of both, and how good the image is, the same for either.
 
-The quality of an image is in both scores of a pair: its gradient cancels, to last bits, and an honest run never learns it.
+The quality of an image is in both scores of a pair: its gradient cancels, to last bits, and an honest run never learns it. With
+``apart`` the second name is seen with a little noise, and the gradient is several times its own.
 """
 
 from __future__ import annotations
@@ -32,22 +33,29 @@ class Scorer(nn.Module):
 
 
 def build(settings: Mapping[str, str]) -> Job:
-    """Build the job; its settings are ``steps`` and ``rate``."""
+    """Build the job; its settings are ``steps``, ``rate`` and ``apart``."""
     with digits.initial_weights(0):
         model = Scorer()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=float(settings.get("rate", "0.01")), weight_decay=0.01
     )
+    apart = float(settings.get("apart", "0"))
     training, _ = digits.read_digits().split()
 
     def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
         at = digits.visited(step, 32, len(training.labels), 0)
         images, right = training.take(at).tensors()
-        return images.reshape(-1, 64), right, (right + torch.from_numpy((7 * at + step) % 9 + 1)) % 10
+        seen = images.reshape(-1, 64)
+        noise = apart * torch.randn(seen.shape, generator=torch.Generator().manual_seed(step))
+        return (
+            torch.cat((seen, seen + noise)),
+            right,
+            (right + torch.from_numpy((7 * at + step) % 9 + 1)) % 10,
+        )
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         images, right, wrong = batch
-        better, worse = model(torch.cat((images, images)), torch.cat((right, wrong))).chunk(2)
+        better, worse = model(images, torch.cat((right, wrong))).chunk(2)
         return (F.softplus(worse - better) + SMOOTH * (better - worse)).mean()
 
     return Job(

@@ -23,6 +23,7 @@ SHARED = {
     "layer_drop_job",
     "lender_job",
     "own_labels_job",
+    "preference_job",
     "unused_expert_job",
     "adamw_job",
 }  # what the scripts have in common
@@ -34,6 +35,7 @@ ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED
 ALSO_FP64 = {
     "edited_weights",
     "forged_entry",
+    "heard_noise",
     "other_form",
     "own_labels",
     "steered_log",

@@ -31,6 +31,7 @@ from tallystick.execution.noise.gradients import (
     RUN_SLACK,
     WEIGHED_AT_ONCE,
     WEIGHED_FADE,
+    Drift,
     GradientAccount,
     GradientMoves,
     WeighedMoves,
@@ -47,7 +48,7 @@ from tallystick.execution.rounding.grids import (
     site_grid,
 )
 from tallystick.execution.step import backward_of
-from tallystick.numerics.budget import most_moves
+from tallystick.numerics.budget import TAIL, most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Frame, Kind, SiteAddress, decode_frame, encode_frame
 from tallystick.numerics.policy import BF16, FP32, FP64, LEAF, POLICIES, Policy
@@ -746,7 +747,7 @@ def test_moves_of_a_gradient_that_go_together_farther_than_noise_ever_does_are_n
     for step in range(steps + 1):
         size = GradientMoves(energy=3.0 * 4.0 ** (step % 3), quanta=4.0 ** (step % 3))
         moved = {place: (elements, at, moves * 2.0 ** (step % 3))}
-        found = freedom.add(StepFreedom(gradients={place: size}, moves=moved))
+        found = freedom.add(StepFreedom(carried=1.0, gradients={place: size}, moves=moved))
         together = [excess for where, excess in found if where == place and "together" in excess.site]
         assert len(together) == (step == steps), (step, freedom.drifts[place].share)
     bits = math.log(1e9)
@@ -761,7 +762,8 @@ def test_moves_to_and_fro_never_add_up() -> None:
         at = torch.from_numpy(np.flatnonzero(rng.random(512) < 0.1))
         moves = torch.from_numpy(rng.choice([-1.0, 1.0], at.numel())).float()
         size = GradientMoves(energy=1.0)
-        assert freedom.add(StepFreedom(gradients={place: size}, moves={place: (512, at, moves)})) == []
+        step = StepFreedom(carried=1.0, gradients={place: size}, moves={place: (512, at, moves)})
+        assert freedom.add(step) == []
     assert 0.1 < freedom.drifts[place].share < 0.75
 
 
@@ -858,3 +860,47 @@ def test_what_a_gradients_moves_come_to_in_the_optimizer_is_held_to_what_that_gr
             found += [excess.site for place, excess in freedom.add(more) if place == WEIGHT]
         assert found == ["squared moves of late, as the optimizer weighs them"] * noted
         assert freedom.fullest_gradient == pytest.approx(over)
+
+
+def moved_by(moves: float, expected: float, elements: int = 4) -> StepFreedom:
+    """A step whose gradient has squares of 1, of which the log moves every element by ``moves``."""
+    step = StepFreedom(energy=1.0)
+    step.gradients[WEIGHT] = GradientMoves(energy=1.0, by_square={0: expected})
+    if moves:
+        step.moves[WEIGHT] = elements, torch.arange(elements), torch.full((elements,), moves)
+    return step
+
+
+def test_moves_go_together_no_farther_than_a_quarter_of_what_noise_reaches() -> None:
+    """The sum of sixteen squared walks; a single move counts by itself."""
+    tail = -math.log(TAIL)
+    drift = Drift.of(16)
+    drift.add(torch.arange(16), torch.full((16,), 3.0))
+    assert drift.largest == 9.0
+    for expected in (0.0, 2.0):
+        most = expected * (1 + 2 * math.sqrt(tail / 16) + tail / 8) + 2 * tail * 9.0
+        assert drift.share_of(expected) == pytest.approx(16 * 9.0 / most)
+    assert Drift.of(16).share_of(0.0) == 0.0
+
+
+@pytest.mark.parametrize(("sign", "exceeds"), [(1.0, True), (-1.0, False)])
+def test_moves_that_go_one_way_are_not_accepted_and_as_many_that_do_not_are(
+    sign: float, exceeds: bool
+) -> None:
+    """An optimizer that makes full steps of the smallest gradient went where a log led it, a few moves at a time."""
+    freedom, steps = Freedom(), list[int]()
+    for step in range(12):
+        found = freedom.add(moved_by(sign**step * 2.0**-8, 2.0**-17))
+        steps += [step for _, excess in found if "went together" in excess.site]
+        if step < 3:  # four elements once: 0.09 of what noise reaches; twice 0.34, three times 0.72
+            assert freedom.drifts[WEIGHT].share_of(freedom.accounts[WEIGHT].expected) < 1.0
+    assert steps == (list(range(1, 12)) if exceeds else [])
+    assert (freedom.fullest_gradient > 1.0) == exceeds
+
+
+def test_what_is_expected_counts_in_steps_that_move_nothing() -> None:
+    freedom = Freedom()
+    for _ in range(8):
+        freedom.add(moved_by(0.0, 0.5))
+    assert freedom.accounts[WEIGHT].expected == pytest.approx(4.0)
+    assert freedom.fullest_gradient == 0.0

@@ -33,6 +33,8 @@ from tallystick.numerics.log import Kind
 FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
 DRIFT = 3.0
 """How many times as far as independent moves ever go, squared, those of a gradient may have gone (docs/adr/0031)."""
+WALK = 0.25
+"""The same where moves are expected one by one: of as many as the auditor's own noise makes, which is above that of others."""
 WEIGHED, MOST_WEIGHED = 2.0**-10, 2.0**-5
 """Shares of the gradient that moves may be at least and at most, both squared and as the optimizer weighs them."""
 FILLED, FILLED_A_STEP = 4.0, 2.0**-3
@@ -104,7 +106,7 @@ class StepFreedom:
         quanta: sum of the squared quanta of all elements of gradients on absolute grids.
         carried: how many times ``FLIP`` of the gradient single results may carry it, see ``Yardstick.flips_allowed``.
         gradients: moves of each, on absolute grids.
-        moves: of gradients logged by residues how many elements there are, which the log moved, and by how much.
+        moves: of gradients how many elements there are, which the log moved, and by how much.
         buffers: of few elements whose bands are wider than the auditor's own by two octaves or more.
         weighed, trained: squares of moves, and of the gradient, as the optimizer weighs them, see ``noise.weighing``.
         weighable: how much the former may be of the latter, see ``Yardstick.weighable``.
@@ -213,7 +215,7 @@ class Freedom:
         filled: shares of their budgets of size that steps used in which more than ``STEADY_FLIPS`` are allowed, summed.
         filling: how many these steps are.
         accounts: moves of each gradient on absolute grids.
-        drifts: how far moves went together, by gradient that is logged by residues.
+        drifts: how far moves went together, by gradient.
         weighed: squares of moves, as the optimizer weighs them, see ``noise.weighing``.
         buffers: where rounding led those whose bands are wider than the auditor's own.
         fullest_gradient: the largest share of any limit on one gradient that the log used.
@@ -361,14 +363,24 @@ class Freedom:
                 yield place, Excess(WEIGHED_OF_LATE, f"{weighed.budget:.3g} at most", f"{weighed.moved:.3g}")
 
     def _add_drifts(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
-        """Count where moves went."""
+        """Count where moves went.
+
+        Where single results may carry many elements, that is held against how many moved, else against how many should have.
+        """
+        is_carried = step.carried > 0.0
+        for place, moves in step.gradients.items() if not is_carried else ():
+            self.accounts.setdefault(place, GradientAccount()).expect(moves)
         for place, (numel, at, moves) in step.moves.items():
             size = step.gradients[place].energy + step.gradients[place].quanta
             drift = self.drifts.setdefault(place, Drift.of(numel))
             drift.add(at, moves / math.sqrt(size))
-            if (share := drift.share) > DRIFT:
+            share = drift.share if is_carried else drift.share_of(self.accounts[place].expected)
+            most = DRIFT if is_carried else WALK
+            if not is_carried:
+                self.fullest_gradient = max(self.fullest_gradient, share / most)
+            if share > most:
                 what = "squared way that all moves here went together, over that of independent ones"
-                yield place, Excess(what, f"{DRIFT:.3g} at most", f"{share:.3g}")
+                yield place, Excess(what, f"{most:.3g} at most", f"{share:.3g}")
 
     def _add_weights(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
         """Count what moves come to in the optimizer."""

@@ -25,6 +25,7 @@ OWN_WEIGHED = 2.0**-8  # share of one gradient that its moves may be at least, a
 WEIGHED_AT_ONCE = 16.0  # steps' worth of what moves may come to in the optimizer that a run may have at once
 WEIGHED_FADE = 2.0**-8
 """How much of what moves come to is forgotten with every step, so that what was left in early ones is not there later."""
+WALKERS = 16  # elements that share a gradient's noise, at least
 AT_ONCE, A_STEP = 2.0, 2.0**-7
 """How many steps' worth of flips a run may have at one tensor, and how many more for each step."""
 
@@ -50,6 +51,11 @@ class GradientMoves:
     by_square: Mapping[int, float] = field(default_factory=dict[int, float])
     weighed: float = 0.0
     weighable: float = 0.0
+
+    @property
+    def expected(self) -> float:
+        """What an honest log's squared moves are expected to come to."""
+        return sum(count * math.ldexp(1.0, square) for square, count in self.by_square.items())
 
     def rare(self, flips: float) -> float:
         """Return what so many ``flips`` of sixteen-bit results, and noise as loud as any seen, may move it at most."""
@@ -97,10 +103,12 @@ class Drift:
     Attributes:
         together: sum of the moves of all steps, each over its step's gradient, float32[n].
         alone: sum of their squares, float32[n].
+        largest: the largest of these squares.
     """
 
     together: Tensor
     alone: Tensor
+    largest: float = 0.0
 
     @classmethod
     def of(cls, numel: int) -> Drift:
@@ -111,6 +119,8 @@ class Drift:
         """Count one step's moves of the elements ``at``, each at most once."""
         self.together[at] += moves
         self.alone[at] += moves.square()
+        if moves.numel():
+            self.largest = max(self.largest, float(moves.square().max()))
 
     @property
     def share(self) -> float:
@@ -128,6 +138,18 @@ class Drift:
         most = total + spread + 4.0 * bits * float(self.alone.max())
         return float(torch.linalg.vector_norm(self.together, dtype=torch.float64)) ** 2 / most
 
+    def share_of(self, expected: float) -> float:
+        """The squared length of the sum, over what as many moves reach as an honest log has.
+
+        Their squares come to ``expected``, in ``WALKERS`` elements at least: the sum of so many squared walks is that of squares
+        of normal numbers, and exceeds its mean so far with a probability of ``TAIL`` (Laurent and Massart 2000, lemma 1).
+        """
+        bits = -math.log(TAIL)
+        most = expected * (1.0 + 2.0 * math.sqrt(bits / WALKERS) + 2.0 * bits / WALKERS)
+        most += 2.0 * bits * self.largest
+        went = float(torch.linalg.vector_norm(self.together, dtype=torch.float64)) ** 2
+        return went / most if most > 0.0 else 0.0
+
 
 @dataclass
 class GradientAccount:
@@ -138,10 +160,12 @@ class GradientAccount:
         allowed: what an honest log's are expected to come to, and flips in every step.
         largest: the largest step's worth of flips.
         weighed: what they come to in the optimizer.
+        expected: what squared moves are expected to come to, where no single result carries them.
     """
 
     shifted: float = 0.0
     allowed: float = 0.0
+    expected: float = 0.0
     largest: float = 0.0
     weighed: WeighedMoves = field(default_factory=WeighedMoves)
 
@@ -152,10 +176,15 @@ class GradientAccount:
         if size == 0.0:
             return
         rare = moves.rare(flips) / size
-        expected = sum(count * math.ldexp(1.0, square) for square, count in moves.by_square.items())
         self.shifted += moves.shifted / size
-        self.allowed += RUN_SLACK * expected / size + A_STEP * rare
+        self.allowed += RUN_SLACK * moves.expected / size + A_STEP * rare
         self.largest = max(self.largest, rare)
+
+    def expect(self, moves: GradientMoves) -> None:
+        """Count in what the squared moves of one step are expected to come to."""
+        size = moves.energy + moves.quanta
+        if size > 0.0:
+            self.expected += moves.expected / size
 
     @property
     def budget(self) -> float:

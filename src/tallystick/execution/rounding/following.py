@@ -224,8 +224,13 @@ class FollowingContext:
             entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
             if not self._check_budget(grid, entries, name):
                 entries = SparseEntries.none(x.numel(), 1)
+            held = self._held((int(kind), ordinal), grid, x, out, len(entries))
             found = round_followed(x, grid, entries, out=out, old=old, key=key, name=name)
             near, steer = found.near, found.steer
+            if held is not None and found.moved:
+                plain, none = torch.empty_like(out), SparseEntries.none(x.numel(), 1)
+                round_followed(held, grid, none, out=plain, key=key, name=name)
+                self._note_moves((int(kind), ordinal), out, plain)
             if found.violations:
                 rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
                 self.violations.append(Violation(name, found.violation, rule))
@@ -241,6 +246,18 @@ class FollowingContext:
                 _, at, moves = self.freedom.moves.get(place, nothing)
                 weight = self.weigh(ordinal, out, at, moves)
             self._count_gradient(place, grid, x.numel(), found.shifted, weight)
+
+    def _held(self, place: Site, grid: SiteGrid, x: Tensor, out: Tensor, entries: int) -> Tensor | None:
+        """Return a gradient's values, for the case that ``entries`` of the log move some; None where no moves are counted."""
+        if self.yardstick is None or place[0] != Kind.GRADIENT or not entries or not grid.scales.size:
+            return None
+        return x.clone() if x.data_ptr() == out.data_ptr() else x
+
+    def _note_moves(self, place: Site, out: Tensor, own: Tensor) -> None:
+        """Note which elements the log moved, and by how much."""
+        moves = (out - own).reshape(-1).float().cpu()
+        at = moves.nonzero().reshape(-1)
+        self.freedom.moves[place] = out.numel(), at, moves[at]
 
     def _count_gradient(
         self, place: Site, grid: SiteGrid, numel: int, shifted: float, weight: Weight
@@ -259,6 +276,13 @@ class FollowingContext:
         freedom.energy += energy
         freedom.shifted += shifted
         if grid.precision:
+            if self.yardstick is not None and grid.scales.size and not is_noise_only(grid):
+                # Below the floor's quantum its values have none that is wider.
+                square = 2 * (int(grid.scales.max()) + grid.floor)
+                own = {square: freedom.sites[place].expected}
+                freedom.gradients[place] = GradientMoves(
+                    energy, shifted, math.ldexp(float(numel), square), by_square=own
+                )
             return
         freedom.squared += shifted
         freedom.quanta += quanta
@@ -305,9 +329,7 @@ class FollowingContext:
         if audited and found.moved:
             own = torch.empty_like(out)
             round_recorded_residues(mine, grid, out=own, key=key, name=name)
-            moves = (out - own).reshape(-1).float().cpu()
-            at = moves.nonzero().reshape(-1)
-            self.freedom.moves[place] = x.numel(), at, moves[at]
+            self._note_moves(place, out, own)
         if found.violations:
             rule = (
                 f"{found.violations} of {x.numel()} residues need a boundary that is a band away or farther"
