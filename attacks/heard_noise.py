@@ -31,7 +31,7 @@ from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must
 
 JOB = str(Path(__file__).with_name("preference_job.py"))
-STEPS = 60
+STEPS = 90
 LOUD = {"fp32": (6, -2, 2), "fp64": (1, -4, 0)}  # octaves of the scale above the values; band, floor
 SHARES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)  # of a band that the trainer's value may lie elsewhere
 PATCH = slice(1, 3)  # of the squares of ink

@@ -139,16 +139,18 @@ class Drift:
         return float(torch.linalg.vector_norm(self.together, dtype=torch.float64)) ** 2 / most
 
     def share_of(self, expected: float) -> float:
-        """The squared length of the sum, over what as many moves reach as an honest log has.
+        """How far the squared length of the sum exceeds the sum of the squares, over what an honest log's moves reach.
 
-        Their squares come to ``expected``, in ``WALKERS`` elements at least: the sum of so many squared walks is that of squares
-        of normal numbers, and exceeds its mean so far with a probability of ``TAIL`` (Laurent and Massart 2000, lemma 1).
+        On average independent moves of either sign do not, whatever their number. Their squares come to ``expected``, in
+        ``WALKERS`` elements at least: the sum of so many squared walks is that of squares of normal numbers, and exceeds
+        its mean so far with a probability of ``TAIL`` (Laurent and Massart 2000, lemma 1).
         """
         bits = -math.log(TAIL)
         most = expected * (1.0 + 2.0 * math.sqrt(bits / WALKERS) + 2.0 * bits / WALKERS)
         most += 2.0 * bits * self.largest
         went = float(torch.linalg.vector_norm(self.together, dtype=torch.float64)) ** 2
-        return went / most if most > 0.0 else 0.0
+        more = went - float(self.alone.sum(dtype=torch.float64))
+        return max(more, 0.0) / most if most > 0.0 else 0.0
 
 
 @dataclass
