@@ -2,9 +2,13 @@
 
 Its noise explains any rounding, and AdamW makes full steps of the smallest gradient. Between two measurements and at them; under
 ``fp64`` the same machine audits, whose noise is the same. Under ``fp32`` also where it is several times its noise, inside grids
-as an honest run has them: a few moves at a time, always the same way.
+as an honest run has them: a few moves at a time, always the same way. ``--steps 800`` shows what each of these comes to.
 """
 
+from __future__ import annotations
+
+import argparse
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
@@ -12,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from preference_job import Scorer
-from stage import Stage, audit, main, told
+from stage import Stage, audit, told
 from torch import Tensor
 
 from tallystick.execution.job import find_source
@@ -28,7 +32,7 @@ from tallystick.numerics.rounding import round_recorded
 from tallystick.numerics.tensor_measures import block_rms
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
-from tallystick.testing.attacks import must
+from tallystick.testing.attacks import must, play_attack
 
 JOB = str(Path(__file__).with_name("preference_job.py"))
 STEPS = 90
@@ -84,9 +88,9 @@ class Leading(RecordingContext):
             self.payloads[SiteAddress(self.rank, 0, kind, ordinal)] = encode(entries)
 
 
-def won(run: RunDirectory) -> float:
+def won(run: RunDirectory, steps: int) -> float:
     """Return the share of patched images of other digits that beat the best true one, where a name is searched for."""
-    entries, model = run.load_checkpoint(STEPS), Scorer()
+    entries, model = run.load_checkpoint(steps), Scorer()
     for name, tensor in model.state_dict().items():
         values = np.frombuffer(bytes(entries[f"model/{name}"].data), dtype="<f4")
         tensor.copy_(torch.from_numpy(values.copy()).reshape(tensor.shape))
@@ -103,16 +107,12 @@ def won(run: RunDirectory) -> float:
     return float(torch.cat(wins).double().mean())
 
 
-def attack(stage: Stage) -> str:
-    if stage.policy not in LOUD:
-        return (
-            "the audit, not accepted: (bf16) noise as loud as its gradient is called heard there by everybody"
-        )
+def attack(stage: Stage, steps: int = STEPS) -> str:
     source, begin, said = find_source(JOB), Session.recording_context, list[str]()
     inside = ("honest, apart", "inside") if stage.policy == "fp32" else ()
     for at in ("honest", "between", "measured", *inside):
-        settings = {"steps": str(STEPS), "apart": "3e-5" if at in inside else "0"}
-        order = Order(source, settings, find_policy(stage.policy), steps=STEPS, checkpoint_every=STEPS)
+        settings = {"steps": str(steps), "apart": "3e-5" if at in inside else "0"}
+        order = Order(source, settings, find_policy(stage.policy), steps=steps, checkpoint_every=steps)
         turned, run = list[int](), stage.run(at)
 
         def leading(
@@ -135,11 +135,18 @@ def attack(stage: Stage) -> str:
                 record(order, run)
         report = audit(run, source)
         said.append(
-            f"{at}: {sum(turned)} elements turned, {won(run):.1%} of the patched images win, {told(report)}"
+            f"{at}: {sum(turned)} elements turned, {won(run, steps):.1%} of the patched images win, {told(report)}"
         )
         must((report.verdict == "match") == is_honest, f"the audit says {report.verdict}: {said[-1]}")
     return f"the audit: {'; '.join(said)}"
 
 
 if __name__ == "__main__":
-    main(attack, __doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", default="fp32", choices=tuple(LOUD))
+    parser.add_argument("--steps", type=int, default=STEPS)
+    sys.exit(
+        play_attack(
+            lambda folder, given: f"caught by: {attack(Stage(folder, given.policy), given.steps)}", parser
+        )
+    )

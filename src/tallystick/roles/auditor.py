@@ -170,12 +170,10 @@ class _RunAudit:
             return result
         acceptance.discard()
         try:
-            before = self._repeated(earlier, start)
+            verdict = self._repeated(earlier, start).verdict
         except InvalidInput:  # there is no such checkpoint any more
-            return result
-        if before.deviations and before.verdict != "not_accepted":
-            return result
-        acceptance.discard(keeping=True)
+            verdict = "cannot_reproduce"
+        acceptance.discard(keeping=verdict in ("match", "not_accepted"))
         return self._repeated(start, end)
 
     def _calibrated_before(self, start: int) -> int | None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.execution.noise.freedom import Freedom
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import find_policy_breaches
@@ -50,6 +51,7 @@ from tallystick.numerics.log import (
     encode_frame,
 )
 from tallystick.numerics.policy import BF16, FP32, FP64, SPARSEST, Policy, entry_budget, policy_of
+from tallystick.numerics.rounding import round_recorded
 
 POLICIES = pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
 LOUD = {"fp64": -26, "fp32": -10}  # a band wide enough for some entries among 4096 elements
@@ -965,6 +967,23 @@ def test_silenced_values_are_a_violation_where_they_are_five_octaves_above_their
         grid = site_grid(FP64, Kind.GRADIENT, NOISE_BAND, np.array([floor - NOISE_BAND]))
         context, _ = followed(FP64, gradient(), Frame(), table_of(FP64, grid))
         assert ["declared to be noise below" in v.rule for v in context.violations] == [True] * refused
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+def test_entries_of_a_silenced_gradient_end_no_audit(policy: Policy) -> None:
+    """A log may say on which side of its first boundary, below half a quantum, an element lies: nothing is counted."""
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([0]))  # quanta of 8
+    stated, own = (torch.full((4,), size, dtype=torch.float64) for size in (3.6, 4.1))
+    entries = round_recorded(stated, silent, out=torch.empty_like(stated), key=(1, 2), name="gradient of w")
+    place, noise = (Kind.GRADIENT, 0), SiteNoise(2.0**4, np.zeros(1, dtype=np.int64), 4.0, 4.0, 4)
+    yardstick = Yardstick(policy, Calibration({place: noise}, GridTable({place: silent})))
+    frame = Frame.of({AT_GRADIENT: encode(entries)})
+    context, out = followed(policy, own, frame, table_of(policy, silent), yardstick=yardstick)
+    assert (context.violations, out.any().item()) == ([], False)
+    assert context.freedom.moves == {}
+    assert [excess for _, excess in Freedom().add(context.freedom) if "together" in excess.site] == []
+    bare, alone = followed(policy, own, Frame(), table_of(policy, silent), yardstick=yardstick)
+    assert (bare.violations, alone.tolist()) == ([], [8.0] * 4)  # the control: the log did move them
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])

@@ -31,9 +31,9 @@ from tallystick.execution.noise.gradients import (
     RUN_SLACK,
     WEIGHED_AT_ONCE,
     WEIGHED_FADE,
-    Drift,
     GradientAccount,
     GradientMoves,
+    Walk,
     WeighedMoves,
 )
 from tallystick.execution.noise.measured import Calibration, SiteNoise
@@ -874,15 +874,30 @@ def moved_by(moves: float, expected: float, elements: int = 4) -> StepFreedom:
 def test_moves_go_together_no_farther_than_a_quarter_of_what_noise_reaches() -> None:
     """The sum of sixteen squared walks; a single move counts by itself."""
     tail = -math.log(TAIL)
-    drift = Drift.of(16)
-    drift.add(torch.arange(16), torch.full((16,), 3.0))
-    assert drift.share_of(0.0) == 0.0  # each element once: it went nowhere together
-    drift.add(torch.arange(16), torch.full((16,), 3.0))
-    assert drift.largest == 9.0
+    walk = Walk()
+    walk.add(torch.arange(16), torch.full((16,), 3.0))
+    assert (walk.share, walk.largest) == (0.0, 9.0)  # each element once: it went nowhere together
+    walk.add(torch.arange(16), torch.full((16,), 3.0))
     for expected in (0.0, 2.0):
-        most = expected * (1 + 2 * math.sqrt(tail / 16) + tail / 8) + 2 * tail * 9.0
-        assert drift.share_of(expected) == pytest.approx(16 * (36.0 - 18.0) / most)
-    assert Drift.of(16).share_of(0.0) == 0.0
+        walk.expected = expected
+        most = 2 * expected * (math.sqrt(tail / 16) + tail / 16) + 2 * tail * 9.0
+        assert walk.share == pytest.approx(16 * (36.0 - 18.0) / most)
+    assert Walk().share == 0.0
+
+
+def test_a_walk_is_how_far_squared_sums_exceed_the_sum_of_squares() -> None:
+    """Of any elements in any steps, by the definition; only those that moved are kept."""
+    rng = np.random.Generator(np.random.PCG64(7))
+    walk, sums, squares = Walk(), np.zeros(1000), 0.0
+    for _ in range(60):
+        at = np.flatnonzero(rng.random(1000) < 0.002)
+        moves = rng.choice([-1.5, 0.5, 2.0], at.size)
+        walk.add(torch.from_numpy(at), torch.from_numpy(moves))
+        sums[at] += moves
+        squares += float(np.square(moves).sum())
+    assert walk.beyond == pytest.approx(float(np.square(sums).sum()) - squares)
+    assert walk.at.size < 200
+    assert np.array_equal(walk.together, sums[walk.at])
 
 
 @pytest.mark.parametrize(("sign", "exceeds"), [(1.0, True), (-1.0, False)])
@@ -895,7 +910,7 @@ def test_moves_that_go_one_way_are_not_accepted_and_as_many_that_do_not_are(
         found = freedom.add(moved_by(sign**step * 2.0**-8, 2.0**-17))
         steps += [step for _, excess in found if "went together" in excess.site]
         if step < 3:  # four elements once: nothing of what noise reaches; twice 0.17, three times 0.48
-            assert freedom.drifts[WEIGHT].share_of(freedom.accounts[WEIGHT].expected) < 1.0
+            assert freedom.walks[WEIGHT].share < 1.0
     assert steps == (list(range(2, 12)) if exceeds else [])
     assert (freedom.fullest_gradient > 1.0) == exceeds
 
@@ -904,5 +919,5 @@ def test_what_is_expected_counts_in_steps_that_move_nothing() -> None:
     freedom = Freedom()
     for _ in range(8):
         freedom.add(moved_by(0.0, 0.5))
-    assert freedom.accounts[WEIGHT].expected == pytest.approx(4.0)
+    assert freedom.walks[WEIGHT].expected == pytest.approx(4.0)
     assert freedom.fullest_gradient == 0.0

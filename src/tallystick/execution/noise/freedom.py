@@ -20,6 +20,7 @@ from tallystick.execution.noise.gradients import (
     Drift,
     GradientAccount,
     GradientMoves,
+    Walk,
     WeighedMoves,
     carried_squares,
 )
@@ -34,7 +35,8 @@ FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one
 DRIFT = 3.0
 """How many times as far as independent moves ever go, squared, those of a gradient may have gone (docs/adr/0031)."""
 WALK = 0.25
-"""The same where moves are expected one by one: of as many as the auditor's own noise makes, which is above that of others."""
+"""The share of what the auditor's own noise reaches that moves which come one by one may have gone together (docs/adr/0026)."""
+WENT_TOGETHER = "squared way that all moves here went together, over that of independent ones"
 WEIGHED, MOST_WEIGHED = 2.0**-10, 2.0**-5
 """Shares of the gradient that moves may be at least and at most, both squared and as the optimizer weighs them."""
 FILLED, FILLED_A_STEP = 4.0, 2.0**-3
@@ -215,7 +217,7 @@ class Freedom:
         filled: shares of their budgets of size that steps used in which more than ``STEADY_FLIPS`` are allowed, summed.
         filling: how many these steps are.
         accounts: moves of each gradient on absolute grids.
-        drifts: how far moves went together, by gradient.
+        drifts, walks: how far moves went together, by gradient: of one that single results may carry, and of any other.
         weighed: squares of moves, as the optimizer weighs them, see ``noise.weighing``.
         buffers: where rounding led those whose bands are wider than the auditor's own.
         fullest_gradient: the largest share of any limit on one gradient that the log used.
@@ -230,6 +232,7 @@ class Freedom:
     filling: int = 0
     accounts: dict[Site, GradientAccount] = field(default_factory=dict[Site, GradientAccount])
     drifts: dict[Site, Drift] = field(default_factory=dict[Site, Drift])
+    walks: dict[Site, Walk] = field(default_factory=dict[Site, Walk])
     buffers: dict[Site, LedBuffer] = field(default_factory=dict[Site, LedBuffer])
     near: int = 0
     elements: int = 0
@@ -292,6 +295,7 @@ class Freedom:
             *self._add_sizes(step),
             *self._add_gradients(step),
             *self._add_drifts(step),
+            *self._add_walks(step),
             *self._add_weights(step),
             *self._add_buffers(step),
             *_excess_in_number(
@@ -363,24 +367,25 @@ class Freedom:
                 yield place, Excess(WEIGHED_OF_LATE, f"{weighed.budget:.3g} at most", f"{weighed.moved:.3g}")
 
     def _add_drifts(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
-        """Count where moves went.
-
-        Where single results may carry many elements, that is held against how many moved, else against how many should have.
-        """
-        is_carried = step.carried > 0.0
-        for place, moves in step.gradients.items() if not is_carried else ():
-            self.accounts.setdefault(place, GradientAccount()).expect(moves)
-        for place, (numel, at, moves) in step.moves.items():
-            size = step.gradients[place].energy + step.gradients[place].quanta
+        """Count where moves went, where single results may carry many: against how many there were."""
+        for place, (numel, at, moves) in step.moves.items() if step.carried > 0.0 else ():
             drift = self.drifts.setdefault(place, Drift.of(numel))
-            drift.add(at, moves / math.sqrt(size))
-            share = drift.share if is_carried else drift.share_of(self.accounts[place].expected)
-            most = DRIFT if is_carried else WALK
-            if not is_carried:
-                self.fullest_gradient = max(self.fullest_gradient, share / most)
-            if share > most:
-                what = "squared way that all moves here went together, over that of independent ones"
-                yield place, Excess(what, f"{most:.3g} at most", f"{share:.3g}")
+            drift.add(at, moves / math.sqrt(step.gradients[place].size))
+            if not (share := drift.share) <= DRIFT:
+                yield place, Excess(WENT_TOGETHER, f"{DRIFT:.3g} at most", f"{share:.3g}")
+
+    def _add_walks(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
+        """Count where moves went that come one by one: against how many the auditor's own noise makes."""
+        for place, gradient in step.gradients.items() if step.carried == 0.0 else ():
+            if gradient.size > 0.0:
+                self.walks.setdefault(place, Walk()).expected += gradient.expected / gradient.size
+        for place, (_, at, moves) in step.moves.items() if step.carried == 0.0 else ():
+            walk = self.walks.setdefault(place, Walk())
+            walk.add(at, moves / math.sqrt(step.gradients[place].size))
+            share = walk.share
+            self.fullest_gradient = max(self.fullest_gradient, share / WALK)
+            if not share <= WALK:
+                yield place, Excess(WENT_TOGETHER, f"{WALK:.3g} at most", f"{share:.3g}")
 
     def _add_weights(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
         """Count what moves come to in the optimizer."""

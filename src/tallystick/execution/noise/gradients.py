@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,6 +52,11 @@ class GradientMoves:
     by_square: Mapping[int, float] = field(default_factory=dict[int, float])
     weighed: float = 0.0
     weighable: float = 0.0
+
+    @property
+    def size(self) -> float:
+        """What moves are relative to."""
+        return self.energy + self.quanta
 
     @property
     def expected(self) -> float:
@@ -103,12 +109,10 @@ class Drift:
     Attributes:
         together: sum of the moves of all steps, each over its step's gradient, float32[n].
         alone: sum of their squares, float32[n].
-        largest: the largest of these squares.
     """
 
     together: Tensor
     alone: Tensor
-    largest: float = 0.0
 
     @classmethod
     def of(cls, numel: int) -> Drift:
@@ -119,8 +123,6 @@ class Drift:
         """Count one step's moves of the elements ``at``, each at most once."""
         self.together[at] += moves
         self.alone[at] += moves.square()
-        if moves.numel():
-            self.largest = max(self.largest, float(moves.square().max()))
 
     @property
     def share(self) -> float:
@@ -138,19 +140,46 @@ class Drift:
         most = total + spread + 4.0 * bits * float(self.alone.max())
         return float(torch.linalg.vector_norm(self.together, dtype=torch.float64)) ** 2 / most
 
-    def share_of(self, expected: float) -> float:
-        """How far the squared length of the sum exceeds the sum of the squares, over what an honest log's moves reach.
 
-        On average independent moves of either sign do not, whatever their number. Their squares come to ``expected``, in
-        ``WALKERS`` elements at least: the sum of so many squared walks is that of squares of normal numbers, and exceeds
-        its mean so far with a probability of ``TAIL`` (Laurent and Massart 2000, lemma 1).
+@dataclass
+class Walk:
+    """How far moves of a gradient went one way, where they come one by one.
+
+    Attributes:
+        at, together: the elements moved so far, int64[k] in order, and the sum of each one's moves, float64[k].
+        beyond: what the squares of these sums come to beyond the sum of the squares; on average nothing for independent moves.
+        largest: the largest square.
+        expected: what the squares are expected to come to, of what the auditor measured.
+    """
+
+    at: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    together: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    beyond: float = 0.0
+    largest: float = 0.0
+    expected: float = 0.0
+
+    def add(self, at: Tensor, moves: Tensor) -> None:
+        """Count one step's moves of the elements ``at``, in order and each at most once."""
+        moved, by = at.numpy(), moves.double().numpy()
+        known, sums = self.at, self.together
+        self.at = np.union1d(known, moved)
+        self.together = np.zeros(self.at.size)
+        self.together[np.searchsorted(self.at, known)] = sums
+        places = np.searchsorted(self.at, moved)
+        self.beyond += 2.0 * float(self.together[places] @ by)  # (s + m)^2 - s^2 - m^2
+        self.together[places] += by
+        self.largest = max(self.largest, float(np.square(by).max(initial=0.0)))
+
+    @property
+    def share(self) -> float:
+        """``beyond``, over what it reaches with a probability of ``TAIL`` where ``WALKERS`` elements share the noise.
+
+        The sum of so many squared walks is that of squares of normal numbers (Laurent and Massart 2000, lemma 1); and one
+        element is moved now and then.
         """
         bits = -math.log(TAIL)
-        most = expected * (1.0 + 2.0 * math.sqrt(bits / WALKERS) + 2.0 * bits / WALKERS)
-        most += 2.0 * bits * self.largest
-        went = float(torch.linalg.vector_norm(self.together, dtype=torch.float64)) ** 2
-        more = went - float(self.alone.sum(dtype=torch.float64))
-        return max(more, 0.0) / most if most > 0.0 else 0.0
+        most = self.expected * 2.0 * (math.sqrt(bits / WALKERS) + bits / WALKERS) + 2.0 * bits * self.largest
+        return max(self.beyond, 0.0) / most if most > 0.0 else 0.0
 
 
 @dataclass
@@ -162,31 +191,23 @@ class GradientAccount:
         allowed: what an honest log's are expected to come to, and flips in every step.
         largest: the largest step's worth of flips.
         weighed: what they come to in the optimizer.
-        expected: what squared moves are expected to come to, where no single result carries them.
     """
 
     shifted: float = 0.0
     allowed: float = 0.0
-    expected: float = 0.0
     largest: float = 0.0
     weighed: WeighedMoves = field(default_factory=WeighedMoves)
 
     def add(self, moves: GradientMoves, flips: float) -> None:
         """Count one step with so many ``flips`` in."""
         self.weighed.add(moves.weighed, moves.weighable)
-        size = moves.energy + moves.quanta
+        size = moves.size
         if size == 0.0:
             return
         rare = moves.rare(flips) / size
         self.shifted += moves.shifted / size
         self.allowed += RUN_SLACK * moves.expected / size + A_STEP * rare
         self.largest = max(self.largest, rare)
-
-    def expect(self, moves: GradientMoves) -> None:
-        """Count in what the squared moves of one step are expected to come to."""
-        size = moves.energy + moves.quanta
-        if size > 0.0:
-            self.expected += moves.expected / size
 
     @property
     def budget(self) -> float:

@@ -218,12 +218,17 @@ class Yardstick:
             return None, ""
         scales = grid.scales.astype(np.float64)
         scale = whole_scale(np.exp2(scales - scales.max())) + int(scales.max())
-        band = loudest_band(self.policy) if grid.residue_bits else grid.band
-        loudest = scale + band - self.policy.safety + HEARD_OCTAVES
+        loudest = scale + grid.band - self.policy.safety + HEARD_OCTAVES
         if scale_exponent(noise.largest) > loudest:
-            return f"noise of {noise.largest:.3g}", f"noise below 2**{loudest}, and more than that"
+            return (
+                f"nothing but noise, of {noise.largest:.3g}",
+                f"more than noise, which is below 2**{loudest}",
+            )
         if noise.exact is not None and scale > scale_exponent(noise.exact) + HEARD_SCALE:
-            return f"rms {noise.exact:.3g} without its noise", f"scale 2**{scale}, and more than noise"
+            return (
+                f"nothing but noise, rms {noise.exact:.3g} without it",
+                f"more than noise, of scale 2**{scale}",
+            )
         return None, ""
 
     def reach(self, place: Site) -> float:
