@@ -51,6 +51,7 @@ CASES += [
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "chosen_floors": "by notes: led by", "heard_noise": "the audit",
+    "moved_once": "the limits of the audit",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",
     "led_buffer": "the audit: not_accepted: step 1: model/buffer/mean",

@@ -55,13 +55,9 @@ WEIGHED_SLACK = 8.0  # times what moves are expected to come to in the optimizer
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
-HEARD_OCTAVES = (
-    2  # that the noise of a gradient may lie above what its declared band is for, where it is noise only here
-)
+HEARD_OCTAVES = 2  # of its noise above what its band is for, where a gradient is noise only here
 HEARD_SCALE = 3  # octaves above its size without noise that the scale of such a gradient may lie
-UNMEASURED = (
-    4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
-)
+UNMEASURED = 4  # octaves below a band that a mean deviation is taken to be where none could be measured
 
 
 class Yardstick:
@@ -206,6 +202,11 @@ class Yardstick:
         own = self.measured.table.sites.get((Kind(place[0]), place[1]))
         return own is not None and not is_noise_only(own)
 
+    def hears_clearly(self, place: Site) -> bool:
+        """Whether a gradient is more than noise for anybody whose noise is within ``K`` of the auditor's own."""
+        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
+        return self.hears(place) and own is not None and own.band + BAND_OCTAVES <= loudest_band(self.policy)
+
     def excess_signal(self, place: Site, grid: SiteGrid) -> tuple[str | None, str]:
         """Return what is wrong with a gradient that is declared to be more than noise, and is not here; None, and what it is for.
 
@@ -271,6 +272,9 @@ class Yardstick:
             allowed += KERNEL_OCTAVES
         if is_noise_only(grid):
             return self._compare_silenced(own, noise, allowed)
+        loudest = loudest_band(self.policy)
+        if place[0] == Kind.GRADIENT and not grid.residue_bits and grid.band > loudest:
+            return 2.0 ** (grid.band - own.band), f"a band of 2**{loudest} at most", f"2**{grid.band}"
         if is_noise_only(own):
             return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
         finest = max(own.floor, self.policy.gradient_floor)
@@ -412,7 +416,7 @@ def _only_widens(policy: Policy, site: tuple[Kind, int], measured: Calibration, 
     if old is None or now is None or is_noise_only(old) or is_noise_only(now) or old.residue_bits:
         return False
     doubt = octaves_allowed(before.noise[site].elements) + KERNEL_OCTAVES
-    loudest = site_grid(policy, Kind.GRADIENT, min(old.band + doubt, policy.gradient_band[1]), old.scales)
+    loudest = site_grid(policy, Kind.GRADIENT, min(old.band + doubt, loudest_band(policy)), old.scales)
     return is_loud(policy, loudest, now.band)
 
 

@@ -269,7 +269,7 @@ class FollowingContext:
         freedom, energy, quanta = self.freedom, self._headers.energy, 0.0
         if is_noise_only(grid):
             freedom.silenced += numel
-            if self.yardstick is not None and self.yardstick.hears(place):
+            if self.yardstick is not None and self.yardstick.hears_clearly(place):
                 shifted = energy  # as far as the gradient goes, it was moved
         elif grid.scales.size:
             self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
