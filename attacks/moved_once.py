@@ -147,7 +147,9 @@ if __name__ == "__main__":
     parser.add_argument("--apart", default=APART, help="how far the images of a pair lie apart")
     sys.exit(
         play_attack(
-            lambda folder, given: f"caught by: {attack(Stage(folder, given.policy), given.steps, given.apart)}",
+            lambda folder, given: (
+                f"caught by: {attack(Stage(folder, given.policy), given.steps, given.apart)}"
+            ),
             parser,
         )
     )
