@@ -497,7 +497,9 @@ def measured(largest: float = 0.0, grid: SiteGrid | None = None) -> Yardstick:
 
 def test_a_silenced_gradient_is_moved_by_all_that_it_is_where_the_follower_hears_it() -> None:
     silent = SiteGrid(0, NOISE_BAND, floor_exponent(NOISE_BAND, FP32.finest_floor(NOISE_BAND)), False, [21])
-    for own, share in ((None, 1.0), (silent, 0.0)):
+    # Two octaves below the loudest band an honest trainer hears it, whatever its own noise; one below it may not.
+    near, clear = (site_grid(FP32, Kind.GRADIENT, band, np.array([1])) for band in (-8, -9))
+    for own, share in ((None, 1.0), (silent, 0.0), (near, 0.0), (clear, 1.0)):
         context, _ = followed(
             FP32, gradient().float(), Frame(), table_of(FP32, silent), yardstick=measured(grid=own)
         )
