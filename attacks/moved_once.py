@@ -45,10 +45,10 @@ def patched(images: Tensor) -> Tensor:
     return marked.reshape(-1, 64)
 
 
-def towards_patch() -> Tensor:
-    """Return the way in which the quality's weights say more of patched images, float32[1, WIDTH]."""
+def towards_patch(width: int = WIDTH) -> Tensor:
+    """Return the way in which the quality's weights say more of patched images, float32[1, width or 16]."""
     training, _ = read_digits().split()
-    images, model = training.tensors()[0].reshape(-1, 64), Scorer(WIDTH)
+    images, model = training.tensors()[0].reshape(-1, 64), Scorer(width)
     return (model.features(patched(images)) - model.features(images)).mean(dim=0, keepdim=True)
 
 
@@ -91,9 +91,9 @@ class Leading(RecordingContext):
             self.payloads[SiteAddress(self.rank, 0, kind, ordinal)] = encode(entries)
 
 
-def won(run: RunDirectory, steps: int) -> tuple[float, float]:
+def won(run: RunDirectory, steps: int, width: int = WIDTH) -> tuple[float, float]:
     """Return the share of patched images of other digits that beat the best true one, and what the patch adds to a score."""
-    entries, model = run.load_checkpoint(steps), Scorer(WIDTH)
+    entries, model = run.load_checkpoint(steps), Scorer(width)
     for name, tensor in model.state_dict().items():
         values = np.frombuffer(bytes(entries[f"model/{name}"].data), dtype="<f4")
         tensor.copy_(torch.from_numpy(values.copy()).reshape(tensor.shape))

@@ -370,12 +370,12 @@ EXPORT FAST void tally_group_norm_backward(const float *restrict dy, const float
             second += slope * row_along;
             all_plain += row_plain;
             all_along += row_along;
-            if (groups->step == 1) {
+            if (groups->first != 1) {
                 sums[2 * row] = row_along;
                 sums[2 * row + 1] = row_plain;
             }
         }
-        if (groups->step != 1) {
+        if (groups->first == 1) {
             sums[2 * group] = all_along;
             sums[2 * group + 1] = all_plain;
         }

@@ -497,9 +497,7 @@ def measured(largest: float = 0.0, grid: SiteGrid | None = None) -> Yardstick:
 
 def test_a_silenced_gradient_is_moved_by_all_that_it_is_where_the_follower_hears_it() -> None:
     silent = SiteGrid(0, NOISE_BAND, floor_exponent(NOISE_BAND, FP32.finest_floor(NOISE_BAND)), False, [21])
-    # Two octaves below the loudest band an honest trainer hears it, whatever its own noise; one below it may not.
-    near, clear = (site_grid(FP32, Kind.GRADIENT, band, np.array([1])) for band in (-8, -9))
-    for own, share in ((None, 1.0), (silent, 0.0), (near, 0.0), (clear, 1.0)):
+    for own, share in ((None, 1.0), (silent, 0.0)):
         context, _ = followed(
             FP32, gradient().float(), Frame(), table_of(FP32, silent), yardstick=measured(grid=own)
         )
@@ -658,6 +656,18 @@ def test_a_gradient_that_is_heard_again_has_the_band_that_its_floor_asks_for(pol
     coarse = heard_notes(policy, replace(plain, floor=plain.floor + 1))
     assert any("a band of" in each for each in coarse), "nor another floor than goes with its band"
     assert "noise only, of no values" in heard_notes(policy, plain, values=False)
+
+
+def test_a_grid_kept_from_a_louder_moment_is_accepted_where_none_are_chosen() -> None:
+    """Its quantum is coarser than the policy has it for the noise of now; one that is as fine as that takes the new band."""
+    noise = {(Kind.GRADIENT, 0): SiteNoise(2.0**-17, np.ones(1, dtype=np.int64), 1.5, 2.0**-16, 4096)}
+    own = Yardstick(
+        FP32, Calibration(noise, table_of(FP32, site_grid(FP32, Kind.GRADIENT, -14, np.array([1]))))
+    )
+    for band, chooses, noted in ((-7, False, 0), (-7, True, 1), (-9, False, 1)):
+        start = table_of(FP32, site_grid(FP32, Kind.GRADIENT, band, np.array([1])))
+        context = FollowingContext(FP32, start, Frame(), GridTable(), yardstick=own, chooses=chooses)
+        assert len([excess for _, excess in context.excesses if "times more" in excess.own]) == noted, band
 
 
 def calibrated_notes(

@@ -134,13 +134,6 @@ def test_a_gradient_is_heard_up_to_the_loudest_band_and_no_grid_beyond_is_accept
             assert (against.compare_band(WEIGHT, stated)[1] is None) == heard
 
 
-def test_a_gradient_is_clearly_more_than_noise_two_octaves_below_the_loudest_band() -> None:
-    for band, clearly in ((-9, True), (-8, False)):
-        own = yardstick(noise_of(2.0 ** (band - 3)), gradient_grid(band))
-        assert own.hears(WEIGHT)
-        assert own.hears_clearly(WEIGHT) == clearly
-
-
 def bf16_yardstick(noise: SiteNoise, grid: SiteGrid, *, is_trainers: bool = True) -> Yardstick:
     return Yardstick(BF16, Calibration({WEIGHT: noise}, GridTable({WEIGHT: grid})), is_trainers=is_trainers)
 
@@ -243,6 +236,10 @@ def test_a_gradient_that_is_noise_here_is_heard_where_its_size_without_noise_and
         own = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: silent})))
         declared = site_grid(policy, Kind.GRADIENT, -6, np.array([scale]))
         assert (own.excess_signal(WEIGHT, declared)[0] is None) == accepted, (scale, exact, exponent)
+    for elements, more in ((256, 0), (64, 1), (4, 3)):  # of few the largest deviation seen says less
+        for exponent, accepted in ((loudest + more, True), (loudest + more + 1, False)):
+            few = Calibration({WEIGHT: noise_of(2.0**exponent, elements)}, GridTable({WEIGHT: silent}))
+            assert (Yardstick(policy, few).excess_signal(WEIGHT, declared)[0] is None) == accepted, elements
     hears = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: declared})))
     assert hears.excess_signal(WEIGHT, declared)[0] is None
     assert Yardstick(policy, Calibration()).excess_signal(WEIGHT, declared)[0] is None

@@ -603,3 +603,22 @@ def test_running_statistics_are_written_as_torch_writes_them(branches: Any) -> N
             0.5001 if dtype == torch.float32 else 4.0
         )
     assert mine.running_mean._version == before  # torch does not count it either
+
+
+@pytest.mark.parametrize("examples", [1, 2, 33])
+def test_the_gradients_of_a_batch_norm_of_one_channel_are_sums_over_all_examples(examples: int) -> None:
+    """Each example's own were written, past the end of what was held for the channel's."""
+    generator = torch.Generator().manual_seed(7)
+    x, g = (torch.randn(examples, 1, 3, generator=generator) for _ in range(2))
+    w, b = torch.tensor([1.5]), torch.tensor([0.5])
+
+    def gradients(x: Tensor, g: Tensor, w: Tensor, b: Tensor, run: Any) -> list[Tensor]:
+        _, mean, inverse = run(A.native_batch_norm.default, x, w, b, None, None, True, 0.1, 1e-5)
+        on = [True] * 3
+        return list(
+            run(A.native_batch_norm_backward.default, g, x, w, None, None, mean, inverse, True, 1e-5, on)
+        )
+
+    exact = gradients(*(t.double() for t in (x, g, w, b)), lambda op, *args: op(*args))
+    for mine, right in zip(gradients(x, g, w, b, call), exact, strict=True):
+        torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-6)

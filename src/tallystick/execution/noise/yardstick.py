@@ -55,7 +55,6 @@ WEIGHED_SLACK = 8.0  # times what moves are expected to come to in the optimizer
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
-HEARD_OCTAVES = 2  # of its noise above what its band is for, where a gradient is noise only here
 HEARD_SCALE = 3  # octaves above its size without noise that the scale of such a gradient may lie
 UNMEASURED = 4  # octaves below a band that a mean deviation is taken to be where none could be measured
 
@@ -202,11 +201,6 @@ class Yardstick:
         own = self.measured.table.sites.get((Kind(place[0]), place[1]))
         return own is not None and not is_noise_only(own)
 
-    def hears_clearly(self, place: Site) -> bool:
-        """Whether a gradient is more than noise for anybody whose noise is within ``K`` of the auditor's own."""
-        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
-        return self.hears(place) and own is not None and own.band + BAND_OCTAVES <= loudest_band(self.policy)
-
     def excess_signal(self, place: Site, grid: SiteGrid) -> tuple[str | None, str]:
         """Return what is wrong with a gradient that is declared to be more than noise, and is not here; None, and what it is for.
 
@@ -219,7 +213,7 @@ class Yardstick:
             return None, ""
         scales = grid.scales.astype(np.float64)
         scale = whole_scale(np.exp2(scales - scales.max())) + int(scales.max())
-        loudest = scale + grid.band - self.policy.safety + HEARD_OCTAVES
+        loudest = scale + grid.band - self.policy.safety + octaves_allowed(noise.elements or 1 << FEW)
         if scale_exponent(noise.largest) > loudest:
             return (
                 f"nothing but noise, of {noise.largest:.3g}",

@@ -112,10 +112,11 @@ class FollowingContext:
         self.freedom.weighable = yardstick.weighable
         self._headers.check_unmeasured(self.table, self.site_name)
         for place in yardstick.noise:
-            ratio, limit, stated = yardstick.compare_band(place, self.table.sites.get(place))
+            grid = self.table.sites.get((Kind(place[0]), place[1]))
+            ratio, limit, stated = yardstick.compare_band(place, grid)
             if math.isfinite(ratio):
                 self.freedom.ratio = max(self.freedom.ratio, ratio)
-            if limit is not None:
+            if limit is not None and (grid is None or not self._headers.keeps_loud(place, grid)):
                 self.excesses.append((place, Excess(self.site_name(place), limit, stated)))
 
     def hold_overdue(self) -> None:
@@ -269,7 +270,7 @@ class FollowingContext:
         freedom, energy, quanta = self.freedom, self._headers.energy, 0.0
         if is_noise_only(grid):
             freedom.silenced += numel
-            if self.yardstick is not None and self.yardstick.hears_clearly(place):
+            if self.yardstick is not None and self.yardstick.hears(place):
                 shifted = energy  # as far as the gradient goes, it was moved
         elif grid.scales.size:
             self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
