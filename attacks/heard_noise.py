@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tallystick.execution.job import find_source
 from tallystick.execution.rounding.context import RecordingContext
-from tallystick.execution.rounding.grids import LOUDEST, is_noise_only, scale_exponent
+from tallystick.execution.rounding.grids import is_noise_only, scale_exponent
 from tallystick.execution.session.session import Session
 from tallystick.jobs.digits import read_digits
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -36,10 +36,7 @@ from tallystick.testing.attacks import must, play_attack
 
 JOB = str(Path(__file__).with_name("preference_job.py"))
 STEPS = 90
-LOUD = {
-    "fp32": (11, LOUDEST, -3),
-    "fp64": (4, LOUDEST, -3),
-}  # octaves of the scale above the values; band, floor
+LOUD = {"fp32": (6, -2, 2), "fp64": (1, -4, 0)}  # octaves of the scale above the values; band, floor
 SHARES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)  # of a band that the trainer's value may lie elsewhere
 PATCH = slice(1, 3)  # of the squares of ink
 
@@ -114,7 +111,7 @@ def attack(stage: Stage, steps: int = STEPS) -> str:
     source, begin, said = find_source(JOB), Session.recording_context, list[str]()
     inside = ("honest, apart", "inside") if stage.policy == "fp32" else ()
     for at in ("honest", "between", "measured", *inside):
-        settings = {"steps": str(steps), "apart": "1e-3" if at in inside else "0"}
+        settings = {"steps": str(steps), "apart": "3e-5" if at in inside else "0"}
         order = Order(source, settings, find_policy(stage.policy), steps=steps, checkpoint_every=steps)
         turned, run = list[int](), stage.run(at)
 

@@ -1,7 +1,7 @@
 """Move each element of a wide layer once, all of them along what a patch makes of its inputs, by entries of an honest log.
 
 The gradient is hardly more than its noise, its grid the trainer's own. A move of each element counts nothing in a limit on moves
-that go one way, and along one direction of the inputs many small ones add up. ``--steps 600`` shows what that comes to.
+that go one way, and along one direction of the inputs many small ones add up. This one is open: the audit says match.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from preference_job import Scorer
 from stage import Stage, audit, told
 from torch import Tensor
+from wide_job import Scorer
 
 from tallystick.execution.job import find_source
 from tallystick.execution.rounding.context import RecordingContext
@@ -31,8 +31,8 @@ from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack
 
-JOB = str(Path(__file__).with_name("preference_job.py"))
-STEPS, WIDTH, APART = 120, 1024, "7e-4"
+JOB = str(Path(__file__).with_name("wide_job.py"))
+STEPS, WIDTH, APART = 600, 1024, "3e-5"
 A_STEP = 1.5  # moves: as many as the number of those expected here bears
 MOST = 0.02  # that a backdoor may gain and the attack be called harmless
 SHARES = (0.3, 0.6, 0.9)  # of a band that the trainer's value may lie elsewhere
@@ -45,10 +45,10 @@ def patched(images: Tensor) -> Tensor:
     return marked.reshape(-1, 64)
 
 
-def towards_patch(width: int = WIDTH) -> Tensor:
-    """Return the way in which the quality's weights say more of patched images, float32[1, width or 16]."""
+def towards_patch() -> Tensor:
+    """Return the way in which the quality's weights say more of patched images, float32[1, WIDTH]."""
     training, _ = read_digits().split()
-    images, model = training.tensors()[0].reshape(-1, 64), Scorer(width)
+    images, model = training.tensors()[0].reshape(-1, 64), Scorer(WIDTH)
     return (model.features(patched(images)) - model.features(images)).mean(dim=0, keepdim=True)
 
 
@@ -91,9 +91,9 @@ class Leading(RecordingContext):
             self.payloads[SiteAddress(self.rank, 0, kind, ordinal)] = encode(entries)
 
 
-def won(run: RunDirectory, steps: int, width: int = WIDTH) -> tuple[float, float]:
+def won(run: RunDirectory, steps: int) -> tuple[float, float]:
     """Return the share of patched images of other digits that beat the best true one, and what the patch adds to a score."""
-    entries, model = run.load_checkpoint(steps), Scorer(width)
+    entries, model = run.load_checkpoint(steps), Scorer(WIDTH)
     for name, tensor in model.state_dict().items():
         values = np.frombuffer(bytes(entries[f"model/{name}"].data), dtype="<f4")
         tensor.copy_(torch.from_numpy(values.copy()).reshape(tensor.shape))

@@ -1,15 +1,13 @@
 """Which of two names fits an image: what a small network says of both, and how good the image is, the same for either.
 
 The quality of an image is in both scores of a pair: its gradient cancels, to last bits, and an honest run never learns it. With
-``apart`` the second name is seen with a little noise, and the gradient is several times its own. The image's features are the
-ink in each square of four pixels, or ``width`` random waves.
+``apart`` the second name is seen with a little noise, and the gradient is several times its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,33 +19,23 @@ SMOOTH = 0.1  # of the pairs are taken to be in the wrong order: no gradient die
 
 
 class Scorer(nn.Module):
-    """A name's score for an image, and the image's own: by its ink, or by ``width`` waves."""
+    """A name's score for an image, and the image's own: by the ink in each square of four pixels."""
 
-    def __init__(self, width: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-        self.quality = nn.Linear(width or 16, 1, bias=False)
+        self.quality = nn.Linear(16, 1, bias=False)
         nn.init.zeros_(self.quality.weight)
-        drawn = np.random.default_rng(1)
-        waves = drawn.normal(0.0, 0.25, (64, width)), drawn.uniform(0.0, 2.0 * np.pi, width)
-        for name, value in zip(("waves", "phases"), waves, strict=True):
-            self.register_buffer(name, torch.from_numpy(value.astype(np.float32)), persistent=False)
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return what the quality of images (n, 64) is read from, (n, 16) or (n, width)."""
-        if not self.phases.numel():
-            return 4.0 * F.avg_pool2d(images.reshape(-1, 1, 8, 8), 2).flatten(1)
-        return torch.cos(images @ self.waves + self.phases)
 
     def forward(self, images: Tensor, names: Tensor) -> Tensor:
-        named = self.body(images).gather(1, names[:, None])[:, 0]
-        return named + self.quality(self.features(images))[:, 0]
+        ink = 4.0 * F.avg_pool2d(images.reshape(-1, 1, 8, 8), 2).flatten(1)
+        return self.body(images).gather(1, names[:, None])[:, 0] + self.quality(ink)[:, 0]
 
 
 def build(settings: Mapping[str, str]) -> Job:
-    """Build the job; its settings are ``steps``, ``rate``, ``apart`` and ``width``."""
+    """Build the job; its settings are ``steps``, ``rate`` and ``apart``."""
     with digits.initial_weights(0):
-        model = Scorer(int(settings.get("width", "0")))
+        model = Scorer()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=float(settings.get("rate", "0.01")), weight_decay=0.01
     )

@@ -24,13 +24,14 @@ SHARED = {
     "lender_job",
     "own_labels_job",
     "preference_job",
+    "wide_job",
     "unused_expert_job",
     "adamw_job",
 }  # what the scripts have in common
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
     "silenced_parameters", "combined_steering", "spread_moves", "steered_statistics", "unmeasured_layer",
-    "chosen_silence",
+    "moved_once",
 }  # fmt: skip
 ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED | {"led_buffer"})
 ALSO_FP64 = {
@@ -52,7 +53,6 @@ CASES += [
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "chosen_floors": "by notes: led by", "heard_noise": "the audit",
-    "moved_once": "the limits of the audit",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",
     "led_buffer": "the audit: not_accepted: step 1: model/buffer/mean",

@@ -45,7 +45,6 @@ from tallystick.execution.rounding.grids import (
     RISES,
     activation_grid,
     activation_rule,
-    is_noise_only,
     site_grid,
 )
 from tallystick.execution.step import backward_of
@@ -90,11 +89,11 @@ def test_a_band_two_octaves_wider_is_accepted_and_one_more_is_not(elements: int)
             return site_grid(policy, Kind.GRADIENT, band, np.zeros(1, dtype=np.int64))
 
         own = Yardstick(
-            policy, Calibration({WEIGHT: noise_of(2.0**-19, elements)}, GridTable({WEIGHT: grid(-16)}))
+            policy, Calibration({WEIGHT: noise_of(2.0**-17, elements)}, GridTable({WEIGHT: grid(-14)}))
         )
-        assert own.compare_band(WEIGHT, grid(-16 + octaves))[:2] == (2.0**octaves, None)
-        assert own.compare_band(WEIGHT, grid(-16 + octaves + 1))[1] is not None
-        assert own.compare_band(WEIGHT, grid(-18))[:2] == (2.0**-2, None)  # narrow bands move nothing
+        assert own.compare_band(WEIGHT, grid(-14 + octaves))[:2] == (2.0**octaves, None)
+        assert own.compare_band(WEIGHT, grid(-14 + octaves + 1))[1] is not None
+        assert own.compare_band(WEIGHT, grid(-18))[:2] == (2.0**-4, None)  # narrow bands move nothing
 
 
 @pytest.mark.parametrize("noise", [2.0**-5, 1.0])
@@ -111,27 +110,13 @@ def test_a_row_may_be_an_octave_wider_than_the_whole_whatever_its_noise(noise: f
 def test_a_gradient_that_is_more_than_noise_may_not_be_silenced_and_one_near_the_limit_may() -> None:
     silent = SiteGrid(0, NOISE_BAND, 4, False, [1])
     for relative, accepted in (
-        (2.0**-15, False),
-        (2.0**-14, True),
-    ):  # with safety 2**-12, 2**-11, four octaves below the widest band, 2**-7
-        own = yardstick(noise_of(relative), gradient_grid(-9))
+        (2.0**-10, False),
+        (2.0**-9, True),
+    ):  # with safety 2**-7, 2**-6, four octaves below the widest band, 2**-2
+        own = yardstick(noise_of(relative), gradient_grid(-4))
         assert (own.compare_band(WEIGHT, silent)[1] is None) == accepted
     noise = yardstick(noise_of(1.0), silent)
     assert noise.compare_band(WEIGHT, silent)[1] is None
-
-
-@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
-def test_a_gradient_is_heard_up_to_the_loudest_band_and_no_grid_beyond_is_accepted(policy: Policy) -> None:
-    """Whatever the auditor's own: a grid so coarse that a few moves are as much as all of a step's gradient."""
-    for octave, heard in ((-7, True), (-6, False)):
-        noise = noise_of(2.0 ** (octave - policy.safety))
-        found = grid_for(policy, Kind.GRADIENT, noise)
-        assert found is not None
-        assert is_noise_only(found) != heard
-        for own in (found, site_grid(policy, Kind.GRADIENT, -7, np.zeros(1, dtype=np.int64))):
-            stated = site_grid(policy, Kind.GRADIENT, octave, np.zeros(1, dtype=np.int64))
-            against = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: own})))
-            assert (against.compare_band(WEIGHT, stated)[1] is None) == heard
 
 
 def bf16_yardstick(noise: SiteNoise, grid: SiteGrid, *, is_trainers: bool = True) -> Yardstick:
@@ -180,8 +165,8 @@ def test_a_gradient_of_zeros_is_silent_up_to_the_loudest_noise_of_the_step_howev
 def test_the_floor_of_noise_may_not_be_higher_than_measured_noise_makes_it() -> None:
     measured = SiteGrid(0, NOISE_BAND, 4, False, [1])
     own = Yardstick(FP32, Calibration({WEIGHT: noise_of(2.0**-6)}, GridTable({WEIGHT: measured})))
-    # noise 2**-6, safety 2**3, two octaves and the eight from the widest band up
-    highest = max(-6 + 3, 1 + NOISE_BAND) + 2 + 7 + 1
+    # noise 2**-6, safety 2**3, two octaves and the three from the widest band up
+    highest = max(-6 + 3, 1 + NOISE_BAND) + 2 + 2 + 1
     for floor, accepted in ((highest, True), (highest + 1, False)):
         declared = SiteGrid(0, NOISE_BAND, 4, False, [floor - NOISE_BAND])
         assert (own.excess_floor(WEIGHT, declared, -1000, None)[0] is None) == accepted
@@ -236,10 +221,6 @@ def test_a_gradient_that_is_noise_here_is_heard_where_its_size_without_noise_and
         own = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: silent})))
         declared = site_grid(policy, Kind.GRADIENT, -6, np.array([scale]))
         assert (own.excess_signal(WEIGHT, declared)[0] is None) == accepted, (scale, exact, exponent)
-    for elements, more in ((256, 0), (64, 1), (4, 3)):  # of few the largest deviation seen says less
-        for exponent, accepted in ((loudest + more, True), (loudest + more + 1, False)):
-            few = Calibration({WEIGHT: noise_of(2.0**exponent, elements)}, GridTable({WEIGHT: silent}))
-            assert (Yardstick(policy, few).excess_signal(WEIGHT, declared)[0] is None) == accepted, elements
     hears = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: declared})))
     assert hears.excess_signal(WEIGHT, declared)[0] is None
     assert Yardstick(policy, Calibration()).excess_signal(WEIGHT, declared)[0] is None

@@ -55,8 +55,13 @@ WEIGHED_SLACK = 8.0  # times what moves are expected to come to in the optimizer
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
+HEARD_OCTAVES = (
+    2  # that the noise of a gradient may lie above what its declared band is for, where it is noise only here
+)
 HEARD_SCALE = 3  # octaves above its size without noise that the scale of such a gradient may lie
-UNMEASURED = 4  # octaves below a band that a mean deviation is taken to be where none could be measured
+UNMEASURED = (
+    4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
+)
 
 
 class Yardstick:
@@ -213,7 +218,7 @@ class Yardstick:
             return None, ""
         scales = grid.scales.astype(np.float64)
         scale = whole_scale(np.exp2(scales - scales.max())) + int(scales.max())
-        loudest = scale + grid.band - self.policy.safety + octaves_allowed(noise.elements or 1 << FEW)
+        loudest = scale + grid.band - self.policy.safety + HEARD_OCTAVES
         if scale_exponent(noise.largest) > loudest:
             return (
                 f"nothing but noise, of {noise.largest:.3g}",
@@ -266,9 +271,6 @@ class Yardstick:
             allowed += KERNEL_OCTAVES
         if is_noise_only(grid):
             return self._compare_silenced(own, noise, allowed)
-        loudest = loudest_band(self.policy)
-        if place[0] == Kind.GRADIENT and not grid.residue_bits and grid.band > loudest:
-            return 2.0 ** (grid.band - own.band), f"a band of 2**{loudest} at most", f"2**{grid.band}"
         if is_noise_only(own):
             return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
         finest = max(own.floor, self.policy.gradient_floor)
@@ -410,7 +412,7 @@ def _only_widens(policy: Policy, site: tuple[Kind, int], measured: Calibration, 
     if old is None or now is None or is_noise_only(old) or is_noise_only(now) or old.residue_bits:
         return False
     doubt = octaves_allowed(before.noise[site].elements) + KERNEL_OCTAVES
-    loudest = site_grid(policy, Kind.GRADIENT, min(old.band + doubt, loudest_band(policy)), old.scales)
+    loudest = site_grid(policy, Kind.GRADIENT, min(old.band + doubt, policy.gradient_band[1]), old.scales)
     return is_loud(policy, loudest, now.band)
 
 

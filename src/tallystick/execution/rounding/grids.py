@@ -25,7 +25,6 @@ ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor'
 ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
 ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where its noise does too
 LOUDER = 4  # octaves above a policy's widest band that the noise of a gradient may ask of residues
-LOUDEST = -7  # band exponent that the noise of a gradient may ask of entries (docs/adr/0026)
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
 STILL = 1  # floor of a decision's grid: what lies exactly on a switching point there was seen never to move; else 0
 OUTGROWN = 2  # octaves above the scale at the last calibration, itself at most two too wide, from which on one is due
@@ -294,8 +293,7 @@ def bits_for(grid: SiteGrid, largest: int, least: int) -> int:
 
 def loudest_band(policy: Policy) -> int:
     """Return the largest band exponent that the noise of a gradient may ask for; one louder is nothing but noise."""
-    highest = policy.gradient_band[1]
-    return highest + LOUDER if policy.residue_bits else min(highest, LOUDEST)
+    return policy.gradient_band[1] + (LOUDER if policy.residue_bits else 0)
 
 
 def reach_of(grid: SiteGrid) -> float:
