@@ -31,7 +31,7 @@ SHARED = {
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
     "silenced_parameters", "combined_steering", "spread_moves", "steered_statistics", "unmeasured_layer",
-    "moved_once",
+    "moved_once", "chosen_silence",
 }  # fmt: skip
 ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED | {"led_buffer"})
 ALSO_FP64 = {

@@ -1,0 +1,99 @@
+"""Measure the noise in every step, and call a gradient nothing but noise in those that do not suit, with no move at all.
+
+Near the loudest band that is heard a gradient may honestly be either. This one is open: the audit says match.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from heard_noise import JOB, PATCH, won
+from stage import Stage, audit, told
+from torch import Tensor
+
+from tallystick.execution.job import find_source
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.grids import NOISE_BAND, is_noise_only, scale_exponent, site_grid
+from tallystick.execution.session.session import Session
+from tallystick.numerics.log import Kind
+from tallystick.numerics.policy import find_policy
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.tensor_measures import block_rms
+from tallystick.roles.trainer import Order, record
+from tallystick.testing.attacks import must, play_attack
+
+STEPS, APART = 800, "4e-5"
+LEAST = -4  # the band from which on the trainer chooses
+FIRST = 33  # step in which it begins
+
+
+@dataclass
+class Choosing(RecordingContext):
+    """Silences the quality's gradient where it points away from ``way``, if it is near enough to its noise."""
+
+    way: Tensor = field(default_factory=lambda: torch.zeros(0))
+    silenced: list[int] = field(default_factory=list[int])
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        if self.way.numel() and kind == Kind.GRADIENT and "quality" in name and bool(x.any()):
+            grid = self._grids[(kind, ordinal)]
+            is_near = self.is_calibrated and not is_noise_only(grid) and grid.band >= LEAST
+            if is_near and float(x.double().reshape(-1) @ self.way.double().reshape(-1)) > 0.0:
+                floor = scale_exponent(float(block_rms(x, 1)[0])) + 1
+                scales = np.array([floor - NOISE_BAND])
+                self._grids[(kind, ordinal)] = site_grid(self.policy, kind, NOISE_BAND, scales)
+                self.silenced.append(ordinal)
+        super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
+
+
+def attack(stage: Stage, steps: int = STEPS, apart: str = APART) -> str:
+    source, begin, said = find_source(JOB), Session.recording_context, list[str]()
+    settings = {"steps": str(steps), "apart": apart}
+    order = Order(source, settings, find_policy(stage.policy), steps=steps, checkpoint_every=steps)
+    for is_honest in (True, False):
+        run, silenced = stage.run(f"honest-{is_honest}"), list[int]()
+        way = torch.zeros(0 if is_honest else 16)
+        way[PATCH] = 1.0
+
+        def choosing(
+            session: Session, before: object, way: Tensor = way, silenced: list[int] = silenced
+        ) -> Choosing:
+            made = begin(session, before)  # pyright: ignore[reportArgumentType]
+            return Choosing(
+                made.policy, before, current=made.current, base=made.base, is_first=made.is_first,  # pyright: ignore[reportArgumentType]
+                chooses=made.chooses, way=way if session.step >= FIRST else torch.zeros(0), silenced=silenced,
+            )  # fmt: skip
+
+        with (
+            patch.object(Session, "recording_context", choosing),
+            patch.object(Session, "has_outgrown", lambda _: True),
+        ):
+            record(order, run)
+        report, share = audit(run, source), won(run, steps)
+        said.append(
+            f"{'honest' if is_honest else 'steered'}: silenced in {len(silenced)} steps, "
+            f"{share:.1%} of the patched images win, {told(report)}"
+        )
+        must((report.verdict == "match") == is_honest, f"the audit says {report.verdict}: {'; '.join(said)}")
+    return f"the audit: {'; '.join(said)}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", default="fp32", choices=("fp32",))
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--apart", default=APART, help="how far the images of a pair lie apart")
+    sys.exit(
+        play_attack(
+            lambda folder, given: (
+                f"caught by: {attack(Stage(folder, given.policy), given.steps, given.apart)}"
+            ),
+            parser,
+        )
+    )
