@@ -657,18 +657,6 @@ def test_a_gradient_that_is_heard_again_has_the_band_that_its_floor_asks_for(pol
     assert "noise only, of no values" in heard_notes(policy, plain, values=False)
 
 
-def test_a_grid_kept_from_a_louder_moment_is_accepted_where_none_are_chosen() -> None:
-    """Its quantum is coarser than the policy has it for the noise of now; one that is as fine as that takes the new band."""
-    noise = {(Kind.GRADIENT, 0): SiteNoise(2.0**-17, np.ones(1, dtype=np.int64), 1.5, 2.0**-16, 4096)}
-    own = Yardstick(
-        FP32, Calibration(noise, table_of(FP32, site_grid(FP32, Kind.GRADIENT, -14, np.array([1]))))
-    )
-    for band, chooses, noted in ((-7, False, 0), (-7, True, 1), (-9, False, 1)):
-        start = table_of(FP32, site_grid(FP32, Kind.GRADIENT, band, np.array([1])))
-        context = FollowingContext(FP32, start, Frame(), GridTable(), yardstick=own, chooses=chooses)
-        assert len([excess for _, excess in context.excesses if "times more" in excess.own]) == noted, band
-
-
 def calibrated_notes(
     policy: Policy, now: SiteGrid, before: SiteGrid | None, *, first: bool = False
 ) -> list[str]:

@@ -112,11 +112,10 @@ class FollowingContext:
         self.freedom.weighable = yardstick.weighable
         self._headers.check_unmeasured(self.table, self.site_name)
         for place in yardstick.noise:
-            grid = self.table.sites.get((Kind(place[0]), place[1]))
-            ratio, limit, stated = yardstick.compare_band(place, grid)
+            ratio, limit, stated = yardstick.compare_band(place, self.table.sites.get(place))
             if math.isfinite(ratio):
                 self.freedom.ratio = max(self.freedom.ratio, ratio)
-            if limit is not None and (grid is None or not self._headers.keeps_loud(place, grid)):
+            if limit is not None:
                 self.excesses.append((place, Excess(self.site_name(place), limit, stated)))
 
     def hold_overdue(self) -> None:

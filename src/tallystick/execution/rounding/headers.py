@@ -31,7 +31,6 @@ from tallystick.execution.rounding.grids import (
     floor_exponent,
     has_dips,
     held_grid,
-    is_loud,
     is_noise_only,
     kept_scales,
     loudest_band,
@@ -132,25 +131,6 @@ class HeaderChecks:
             return False
         own = held_grid(self.policy, kind, before, grid)
         return own.floor == grid.floor if kind == Kind.GRADIENT else own.band == grid.band
-
-    def keeps_loud(self, place: Site, grid: SiteGrid) -> bool:
-        """Whether a gradient that was louder keeps its grid, as it must where none is chosen: few moves explain its noise now."""
-        before = self._grid_before(place)
-        own = (
-            None
-            if self.yardstick is None
-            else self.yardstick.measured.table.sites.get((Kind(place[0]), place[1]))
-        )
-        if (
-            place[0] != Kind.GRADIENT
-            or self.chooses
-            or before is None
-            or own is None
-            or is_noise_only(before)
-        ):
-            return False
-        is_kept = not is_noise_only(own) and _form(before) == _form(grid)
-        return is_kept and is_loud(self.policy, before, own.band)
 
     def _grid_of_unknown(self, place: Site, grid: SiteGrid) -> SiteGrid:
         """Return the grid that an activation site gets when it is met before its noise was measured; else its own."""
