@@ -35,7 +35,11 @@ class Scorer(nn.Module):
 def build(settings: Mapping[str, str]) -> Job:
     """Build the job; its settings are ``steps``, ``rate`` and ``apart``."""
     with digits.initial_weights(0):
-        model = Scorer()
+        return job_of(Scorer(), settings)
+
+
+def job_of(model: nn.Module, settings: Mapping[str, str]) -> Job:
+    """Return the job that trains this scorer."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=float(settings.get("rate", "0.01")), weight_decay=0.01
     )

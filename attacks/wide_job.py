@@ -9,13 +9,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from preference_job import job_of
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tallystick.execution.job import Job
 from tallystick.jobs import digits
-
-SMOOTH = 0.1  # of the pairs are taken to be in the wrong order: no gradient dies out
 
 
 class Scorer(nn.Module):
@@ -43,29 +41,4 @@ class Scorer(nn.Module):
 def build(settings: Mapping[str, str]) -> Job:
     """Build the job; its settings are ``steps``, ``rate``, ``apart`` and ``width``."""
     with digits.initial_weights(0):
-        model = Scorer(int(settings.get("width", "1024")))
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=float(settings.get("rate", "0.01")), weight_decay=0.01
-    )
-    apart = float(settings.get("apart", "3e-5"))
-    training, _ = digits.read_digits().split()
-
-    def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
-        at = digits.visited(step, 32, len(training.labels), 0)
-        images, right = training.take(at).tensors()
-        seen = images.reshape(-1, 64)
-        noise = apart * torch.randn(seen.shape, generator=torch.Generator().manual_seed(step))
-        return (
-            torch.cat((seen, seen + noise)),
-            right,
-            (right + torch.from_numpy((7 * at + step) % 9 + 1)) % 10,
-        )
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        images, right, wrong = batch
-        better, worse = model(images, torch.cat((right, wrong))).chunk(2)
-        return (F.softplus(worse - better) + SMOOTH * (better - worse)).mean()
-
-    return Job(
-        model=model, optimizer=optimizer, batch=batch, loss=loss, steps=int(settings.get("steps", "60"))
-    )
+        return job_of(Scorer(int(settings.get("width", "1024"))), settings)
