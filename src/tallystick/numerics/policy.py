@@ -160,8 +160,8 @@ class Policy:
 
     @property
     def most_path(self) -> float:
-        """How far all moves of a log together may carry the weights, relative to the distance trained (docs/adr/0026)."""
-        return {"bfloat16": 3.0, "float32": 0.3}.get(self.compute, 1e-3)
+        """How far a log's choices may lead one tensor, under ``bf16`` all, relative to the distance trained (docs/adr/0026)."""
+        return {"bfloat16": 3.0, "float32": 2.0**-6}.get(self.compute, 2.0**-10)
 
     @property
     def storage(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,11 +20,12 @@ from torch import Tensor
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import Excess, Freedom
+from tallystick.execution.noise.own_path import Led, OwnPath
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick, with_larger, without_values
 from tallystick.execution.rounding.following import FollowingContext
-from tallystick.execution.rounding.grids import Site
+from tallystick.execution.rounding.grids import Site, is_noise_only
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
@@ -83,17 +84,20 @@ class Acceptance:
     _measured: int = 0
     _travelled: float = 0.0
     _weighing: Weighing | None = None
+    _own: OwnPath = field(default_factory=OwnPath)
+    _bent: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     _bends: dict[str, TensorBend] = field(default_factory=dict[str, TensorBend])
     _before: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def begin(self, session: Session) -> None:
         """Begin with steps that follow the session's state: the noise is measured before the first, whatever the schedule."""
-        self._before = copy.deepcopy({"freedom": vars(self.freedom), "bends": self._bends})
+        self._before = copy.deepcopy({"freedom": vars(self.freedom), "bends": self._bends, "own": self._own})
         if self._end != session.step:
             self._yardstick, self._kept = self._kept, None
         self._weights = _copied(session)
         if self._end != session.step:
             self._travelled, self._first = self.freedom.distance, _copied(session)
+            self._own = OwnPath()
             self.freedom.leave_out_steps()
         if (
             self._end != session.step
@@ -113,15 +117,17 @@ class Acceptance:
         """
         self._kept = self._yardstick if keeping else None
         vars(self.freedom).update(self._before["freedom"])
-        self._bends = self._before["bends"]
+        self._bends, self._own = self._before["bends"], self._before["own"]
         self._excesses, self._end = [], -1
 
     def end(self, session: Session) -> list[tuple[int, Excess]]:
         """Return what exceeded a limit since ``begin``, with the step in which it first did."""
         self._end = session.step
         self.freedom.distance = self._travelled + _distance(_tensors(session), self._first)
+        led = self._own.led(session.parameters, self._first)
+        self.freedom.led = max((self.freedom.led, *(one.share for one in led.values())))
         found, self._excesses = self._excesses, []
-        return found + [(max(session.step - 1, 0), excess) for excess in self._of_limits(session)]
+        return found + [(max(session.step - 1, 0), excess) for excess in self._of_limits(session, led)]
 
     def follow(self, session: Session, frame: bytes, backward: Backward) -> FollowingContext:
         """Return the context for the next step, the noise measured first where the trainer did, or where that is long ago.
@@ -140,6 +146,10 @@ class Acceptance:
         if weighing is not None and not is_linear(session.optimizer):
             context.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
                 ordinal, session.parameters[ordinal][1], gradient, at, moves
+            )
+        if session.policy.residue_bits == 0:
+            context.own = lambda ordinal, gradient, at, own: self._note_own(
+                session, context, ordinal, gradient, at, own
             )
         return context
 
@@ -199,6 +209,7 @@ class Acceptance:
     def _note_bend(self, session: Session, context: FollowingContext, bend: StepBend) -> None:
         """Count how far a log's decisions bend the step, and note more than honest ones come to."""
         most, context.freedom.bent = session.policy.most_bent, bend.whole
+        self._bent = bend.gradients
         if not bend.whole <= most:
             what = "what its decisions make of this step's gradient"
             context.excesses.append((None, Excess(what, f"{most:.3g} of it at most", f"{bend.whole:.3g}")))
@@ -229,12 +240,34 @@ class Acceptance:
             expected = self._yardstick.unsure(place, bend.own)
         return 0.0 if bend.moved <= expected else bend.moved - expected  # what is not a number is more
 
+    def _note_own(
+        self,
+        session: Session,
+        context: FollowingContext,
+        ordinal: int,
+        gradient: Tensor,
+        at: Tensor,
+        own: Tensor,
+    ) -> None:
+        """Note where the follower's own rounding, with its own decisions, would have given other values than the log's."""
+        grid, (name, p) = context.table.sites.get((Kind.GRADIENT, ordinal)), session.parameters[ordinal]
+        if grid is not None and not is_noise_only(grid):
+            self._own.heard.add(ordinal)
+        if (bent := self._bent.get(name)) is not None:
+            rounded = gradient.detach().reshape(-1).double()
+            mine = rounded.index_copy(0, at, own.double()) + bent.reshape(-1)
+            at = (mine != rounded).nonzero().reshape(-1)
+            own = mine[at]
+        self._own.note(session.optimizer, ordinal, p, gradient, at, own)
+
     def count(self, session: Session, context: FollowingContext) -> None:
         """Count in what the step just done showed."""
         step, freedom = session.step - 1, context.freedom
+        self._own.step(session.parameters)
+        self._bent = {}
         moved = _tensors(session)
         update = _distance(moved, self._weights)
-        if freedom.largest_move > 0.0 and update > 0.0:
+        if session.policy.residue_bits and freedom.largest_move > 0.0 and update > 0.0:
             freedom.path = freedom.largest_move * update * _memory(session)
         for before, now in zip(self._weights, moved, strict=True):
             before.copy_(now)
@@ -248,14 +281,18 @@ class Acceptance:
         if all(known.site != excess.site for _, known in self._excesses):
             self._excesses.append((step, excess))
 
-    def _of_limits(self, session: Session) -> list[Excess]:
+    def _of_limits(self, session: Session, led: Mapping[str, Led]) -> list[Excess]:
         found: list[Excess] = []
         freedom, policy = self.freedom, session.policy
         total = sum(p.numel() for _, p in session.parameters)
         steer = max(freedom.largest_steer, freedom.largest_move)
         moves = freedom.moved + freedom.decisions_moved
         for name, value, limit in (
-            ("path of all moves over the distance trained", freedom.path_steer, policy.most_path),
+            (
+                "path of all moves over the distance trained",
+                freedom.path_steer,
+                policy.most_path if policy.residue_bits else None,
+            ),
             ("steer of one step's gradient", steer, self.limits.steer),
             ("roundings and decisions moved", moves, self.limits.moves),
             (
@@ -266,6 +303,10 @@ class Acceptance:
         ):
             if limit is not None and not value <= limit:
                 found.append(Excess(name, f"{limit:.3g} at most", f"{value:.3g}"))
+        for name, one in led.items():
+            if not one.share <= policy.most_path:
+                what = f"{name}: way that the log's choices led it, over the way trained"
+                found.append(Excess(what, f"{policy.most_path:.3g} at most", f"{one.share:.3g}"))
         for name, bend in self._bends.items():
             if not bend.share <= policy.most_bent:
                 what = f"{name}: what the log's decisions make of it, over all steps"

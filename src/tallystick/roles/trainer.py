@@ -17,6 +17,7 @@ from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session.session import Session
 from tallystick.execution.step import (
     backward_of,
@@ -25,6 +26,7 @@ from tallystick.execution.step import (
     run_step,
     verify_batches_are_pure,
 )
+from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import Policy
 from tallystick.roles.run_writer import Phases, RunWriter
 from tallystick.roles.same_order import other_machine, verify_same_order, verify_same_program
@@ -39,6 +41,10 @@ from tallystick.run.documents import (
 from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory
 from tallystick.store.resumption import Resumption, find_resumption
+
+LOUD = -6
+"""The band of a gradient, as exponent over its scale, from which on its noise may lead the weights too far (docs/adr/0026)."""
+FEW = 3  # names that a message holds
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,8 @@ def record(
     """Record the whole run into ``directory`` and return its statement.
 
     ``began`` is called when the specification is on the disk and no step has been taken yet (or, resuming, no further one);
-    ``said`` with what somebody who resumes should know: recorded steps that are computed again, another machine.
+    ``said`` with what somebody should know: of a run that is resumed, recorded steps that are computed again and another machine;
+    at the end, gradients that an audit may not accept.
 
     Raises:
         StoreError: the directory holds something, or the disk refuses; what was written is intact.
@@ -172,6 +179,7 @@ def _record(
                     recording.step(progress)
                 except Nondeterminism as problem:
                     raise type(problem)(f"{problem}{_what_is_left(writer, session.step)}") from problem
+            recording.say_what_is_loud(said)
             return writer.finish()
         finally:
             writer.close()
@@ -203,6 +211,7 @@ class _Recording:
         self, order: Order, job: Job, session: Session, writer: RunWriter, built: Mapping[str, object]
     ) -> None:
         self.order, self.job, self.session, self.writer, self.built = order, job, session, writer, built
+        self.loud: dict[int, int] = {}
 
     def begin(self) -> None:
         """Measure the noise and write what comes before the first step."""
@@ -298,7 +307,23 @@ class _Recording:
         session = self.session
         measured = calibrate(session, backward, repeats=repeats, seed=self.order.seed).table
         session.table = session.grids_for(session.table, measured)
+        for (kind, ordinal), grid in session.table.sites.items():
+            is_heard = kind == Kind.GRADIENT and not grid.residue_bits and not is_noise_only(grid)
+            if is_heard and grid.band >= LOUD:
+                self.loud[ordinal] = max(grid.band, self.loud.get(ordinal, LOUD))
         self.writer.phases.add("calibrate", started)
+
+    def say_what_is_loud(self, said: Callable[[str], None]) -> None:
+        """Say which gradients were hardly more than their noise."""
+        names = [self.session.parameters[ordinal][0] for ordinal in self.loud]
+        if names:
+            others = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+            remedy = "; policy fp64 has finer noise" if self.session.policy.compute == "float32" else ""
+            band = f"band up to 2**{max(self.loud.values())} of its scale"
+            said(
+                f"gradient of {', '.join(names[:FEW])}{others}: hardly more than its noise ({band}): "
+                f"an audit may not accept where it led{remedy}"
+            )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import torch
 from tallystick.errors import InvalidInput
 from tallystick.execution.noise.freedom import Freedom, StepFreedom
 from tallystick.execution.noise.measured import Calibration, SiteNoise
+from tallystick.execution.noise.own_path import Led, OwnPath
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
 from tallystick.numerics.grid_table import GridTable
@@ -62,7 +63,6 @@ def test_a_limit_is_a_number_from_nothing_on_and_a_share_at_most_all(name: str, 
         (Limits(moves=7), "moved", 7, 8),
         (Limits(moves=7), "decisions_moved", 7, 8),
         (Limits(silenced=0.5), "silenced_parameters", 2, 3),
-        (Limits(), "path", 0.3, 0.3001),
     ],
 )
 def test_a_limit_may_be_reached_and_not_passed(
@@ -79,6 +79,33 @@ def test_a_limit_may_be_reached_and_not_passed(
         found_now = measured.end(after)
         assert freedom.distance == 1.0
         assert len(found_now) == excesses, value
+
+
+@pytest.mark.parametrize(("path", "excesses"), [(3.0, 0), (3.001, 1)])
+def test_residues_carry_all_weights_so_far_at_most(path: float, excesses: int) -> None:
+    measured, now = Acceptance(Limits(), Freedom(path=path)), session(step=0)
+    now.policy = POLICIES["bf16"]
+    measured.begin(now)
+    with torch.no_grad():
+        now.parameters[0][1].add_(0.5)
+    assert len(measured.end(now)) == excesses
+
+
+@pytest.mark.parametrize(("policy", "most"), [("fp32", 2.0**-6), ("fp64", 2.0**-10), ("leaf", 2.0**-10)])
+def test_a_log_leads_a_tensor_so_far_at_most(
+    monkeypatch: pytest.MonkeyPatch, policy: str, most: float
+) -> None:
+    """Of the way that the auditor's own rounding would have led it."""
+    measured, now = Acceptance(Limits(), Freedom()), session(step=0)
+    now.policy = POLICIES[policy]
+    measured.begin(now)
+    for way, excesses in (
+        (most, []),
+        (1.001 * most, ["w: way that the log's choices led it, over the way trained"]),
+    ):
+        monkeypatch.setattr(measured._own, "led", lambda *given, way=way: {"w": Led(way, 1.0, 1.0)})
+        assert [excess.site for _, excess in measured.end(now)] == excesses
+        assert measured.freedom.path_steer == way
 
 
 def test_steps_that_differ_are_not_counted() -> None:
@@ -139,6 +166,7 @@ def test_momentum_carries_a_push_farther_than_the_update_it_is_part_of(
     measured, before = Acceptance(Limits(), Freedom()), session(0, numbers)
     measured.begin(before)
     after = session(1, numbers)
+    after.policy = POLICIES["bf16"]
     with torch.no_grad():
         after.parameters[0][1].add_(1.0)  # four elements by one: a distance of two
     context: Any = SimpleNamespace(freedom=StepFreedom(energy=4.0, shifted=1.0), excesses=[])
@@ -218,7 +246,7 @@ def test_what_decisions_make_of_noise_is_noise() -> None:
 
 def of_all_steps(auditor: Acceptance) -> list[str]:
     made: Any = SimpleNamespace(policy=POLICIES["bf16"], parameters=[("w", torch.zeros(512))])
-    return [excess.site for excess in auditor._of_limits(made)]
+    return [excess.site for excess in auditor._of_limits(made, {})]
 
 
 @pytest.mark.parametrize(("moved", "noted"), [(32.0, 0), (33.0, 1)])
@@ -328,7 +356,7 @@ def test_what_begins_after_steps_that_are_left_out_is_held_against_their_noise()
     own = Yardstick(POLICIES["fp32"], Calibration())
     for keeping in (False, True):
         auditor = Acceptance(Limits(), Freedom(), _yardstick=own)
-        auditor._before = {"freedom": {}, "bends": {}}
+        auditor._before = {"freedom": {}, "bends": {}, "own": OwnPath()}
         auditor._end = 7
         assert (auditor.continues_at(7), auditor.continues_at(8)) == (True, False)
         auditor.discard(keeping=keeping)

@@ -211,8 +211,9 @@ class Freedom:
         fullest_step: the largest share of its budget of size that one step used, squared moves over squared moves allowed.
         silenced_parameters: parameters whose gradient was declared to be noise only, in the step where they are most.
         widest_band_ratio: the widest declared band, beside the auditor's own measurement of the same.
-        path: how far all moves together carry the weights, in their own unit, at most.
+        path: how far all moves together carry the weights, in their own unit, at most; under ``bf16``.
         distance: how far training carried them.
+        led: how far the log's choices led one tensor at most, over the way that it trained, see ``noise.own_path``; else.
         cluster: how many roundings move together, in the step where they are most.
         filled: shares of their budgets of size that steps used in which more than ``STEADY_FLIPS`` are allowed, summed.
         filling: how many these steps are.
@@ -248,6 +249,7 @@ class Freedom:
     widest_band_ratio: float = 0.0
     path: float = 0.0
     distance: float = 0.0
+    led: float = 0.0
     sites: dict[Site, SiteMoves] = field(default_factory=dict[Site, SiteMoves])
 
     @property
@@ -267,9 +269,9 @@ class Freedom:
 
     @property
     def path_steer(self) -> float:
-        """How far all moves together carry the weights at most, relative to the distance trained."""
+        """How far the log's choices led the weights, relative to the distance trained; under ``bf16`` at most."""
         if self.path == 0.0:
-            return 0.0
+            return self.led
         return self.path / self.distance if self.distance > 0.0 else math.inf
 
     def fields(self) -> dict[str, float | int | None]:

@@ -206,6 +206,12 @@ class Yardstick:
         own = self.measured.table.sites.get((Kind(place[0]), place[1]))
         return own is not None and not is_noise_only(own)
 
+    def would_hear(self, place: Site, size: int) -> bool:
+        """Whether the auditor would hear a gradient of scale exponent ``size`` in a step, by what it measured."""
+        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
+        is_louder = own is None or size >= int(own.scales.min()) + own.band
+        return is_louder or self._signals.get(place, self).hears(place)
+
     def excess_signal(self, place: Site, grid: SiteGrid) -> tuple[str | None, str]:
         """Return what is wrong with a gradient that is declared to be more than noise, and is not here; None, and what it is for.
 
@@ -219,11 +225,9 @@ class Yardstick:
         scales = grid.scales.astype(np.float64)
         scale = whole_scale(np.exp2(scales - scales.max())) + int(scales.max())
         loudest = scale + grid.band - self.policy.safety + HEARD_OCTAVES
+        stated = f"nothing but noise, of {noise.largest:.3g}"
         if scale_exponent(noise.largest) > loudest:
-            return (
-                f"nothing but noise, of {noise.largest:.3g}",
-                f"more than noise, which is below 2**{loudest}",
-            )
+            return stated, f"more than noise, which is below 2**{loudest}"
         if noise.exact is not None and scale > scale_exponent(noise.exact) + HEARD_SCALE:
             return (
                 f"nothing but noise, rms {noise.exact:.3g} without it",

@@ -30,6 +30,7 @@ from tallystick.execution.rounding.grids import (
     is_noise_only,
     most_blocks,
     nearest_grid,
+    scale_exponent,
 )
 from tallystick.execution.rounding.headers import HeaderChecks, own_grid
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -62,7 +63,8 @@ class FollowingContext:
     ``sites`` are those that may have a grid (decisions and activations aside); None leaves that unchecked.
     ``yardstick`` is the follower's own measurement of the noise, if it has one: what exceeds it is no violation, and noted
     in ``excesses`` with its place. ``weigh`` says what moves of a gradient come to in the optimizer: it is given the number of
-    the parameter, its gradient as rounded, the elements moved and how far. ``is_first`` is whether no step lies before this one:
+    the parameter, its gradient as rounded, the elements moved and how far. ``own`` is told of each gradient as rounded where the
+    follower's own rounding would have given other values, and which. ``is_first`` is whether no step lies before this one:
     grids of a first state are the trainer's word. ``chooses`` is whether grids may be chosen anew where the noise was measured.
     """
 
@@ -78,6 +80,7 @@ class FollowingContext:
     excesses: list[tuple[Site | None, Excess]] = field(default_factory=list[tuple[Site | None, Excess]])
     site_name: Callable[[Site], str] = str
     weigh: Callable[[int, Tensor, Tensor, Tensor], Weight] | None = None
+    own: Callable[[int, Tensor, Tensor, Tensor], None] | None = None
     is_first: bool = False
     chooses: bool = True
     _micro_batch: int = 0
@@ -218,6 +221,7 @@ class FollowingContext:
             self.yardstick.own_buffer_grid((int(kind), ordinal), grid, x.numel()) if self.yardstick else None
         )
         mine = x if own is None else x.clone()
+        silenced = x.clone() if self._silences((int(kind), ordinal), grid, x.numel()) else None
         if grid.residue_bits:
             found, near, steer = self._round_residues((int(kind), ordinal), grid, payload, x, out, key, name)
         else:
@@ -239,6 +243,7 @@ class FollowingContext:
         site = SiteMoves(0.0, found.moved, near, longest_square(grid), steer)
         self._count((kind, ordinal), grid, x.numel(), site)
         if kind == Kind.GRADIENT:
+            self._note_own((int(kind), ordinal), grid, out, silenced)
             place: Site = int(kind), ordinal
             weight = Weight()
             if grid.residue_bits and self.weigh is not None:
@@ -253,6 +258,36 @@ class FollowingContext:
         if self.yardstick is None or not is_counted or not entries:
             return None
         return x.clone() if x.data_ptr() == out.data_ptr() else x
+
+    def _hears(self, place: Site, numel: int) -> bool:
+        """Whether the follower itself hears the gradient whose header was checked last."""
+        assert self.yardstick is not None
+        size = math.sqrt(self._headers.energy / max(numel, 1))
+        return self.yardstick.would_hear(place, scale_exponent(size))
+
+    def _silences(self, place: Site, grid: SiteGrid, numel: int) -> bool:
+        """Whether the log calls a gradient nothing but noise which the follower hears."""
+        is_asked = self.own is not None and self.yardstick is not None and place[0] == Kind.GRADIENT
+        return is_asked and is_noise_only(grid) and self._hears(place, numel)
+
+    def _note_own(self, place: Site, grid: SiteGrid, out: Tensor, silenced: Tensor | None) -> None:
+        """Tell where the follower's own rounding would have given a gradient that is now rounded other values."""
+        if self.own is None or self.yardstick is None:
+            return
+        flat = out.detach().reshape(-1)
+        if silenced is not None:
+            at = silenced.reshape(-1).nonzero().reshape(-1)
+            own = silenced.reshape(-1)[at]
+        elif not is_noise_only(grid) and not self._hears(place, out.numel()):
+            at = flat.nonzero().reshape(-1)
+            own = torch.zeros_like(flat[at])
+        else:
+            _, at, moves = self.freedom.moves.get(
+                place, (0, torch.empty(0, dtype=torch.int64), torch.empty(0))
+            )
+            at = at.to(flat.device)
+            own = flat[at].double() - moves.to(flat.device)
+        self.own(place[1], out, at, own)
 
     def _note_moves(self, place: Site, out: Tensor, own: Tensor) -> None:
         """Note which elements the log moved, and by how much."""

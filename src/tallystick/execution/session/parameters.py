@@ -128,15 +128,7 @@ class TrainedParameters:
 
     def _replica(self) -> tuple[torch.optim.Optimizer, dict[int, nn.Parameter]]:
         """Return a copy of the optimizer without state and hooks, and the slices that it trains, by parameter position."""
-        clone = copy.copy(self.optimizer)
-        for name, value in vars(self.optimizer).items():  # those of a subclass, which copying leaves out
-            if name not in vars(clone) and not callable(value) and name not in OF_A_SCALER:
-                setattr(clone, name, value)
-        clone.param_groups = []
-        clone.state = defaultdict(dict)
-        for name in list(vars(clone)):
-            if name.endswith("_hooks") and isinstance(getattr(clone, name), OrderedDict):
-                setattr(clone, name, OrderedDict())
+        clone = without_state(self.optimizer)
         order = {id(p): position for position, (_, p) in enumerate(self.named)}
         chosen: dict[int, nn.Parameter] = {}
         for group in self.optimizer.param_groups:
@@ -147,6 +139,20 @@ class TrainedParameters:
                     chosen[order[id(p)]] = params[-1]
             clone.param_groups.append({**group, "params": params})
         return clone, chosen
+
+
+def without_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return a copy of an optimizer without parameters, state and hooks."""
+    clone = copy.copy(optimizer)
+    for name, value in vars(optimizer).items():  # those of a subclass, which copying leaves out
+        if name not in vars(clone) and not callable(value) and name not in OF_A_SCALER:
+            setattr(clone, name, value)
+    clone.param_groups = []
+    clone.state = defaultdict(dict)
+    for name in list(vars(clone)):
+        if name.endswith("_hooks") and isinstance(getattr(clone, name), OrderedDict):
+            setattr(clone, name, OrderedDict())
+    return clone
 
 
 def _gradient(given: Tensor | None, factor: Tensor, number: int, *, exact: bool) -> Tensor:
