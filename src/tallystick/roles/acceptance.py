@@ -97,7 +97,7 @@ class Acceptance:
         self._weights = _copied(session)
         if self._end != session.step:
             self._travelled, self._first = self.freedom.distance, _copied(session)
-            self._own = OwnPath()
+            self._own = OwnPath(is_first=session.step == 0)
             self.freedom.leave_out_steps()
         if (
             self._end != session.step
@@ -263,7 +263,7 @@ class Acceptance:
     def count(self, session: Session, context: FollowingContext) -> None:
         """Count in what the step just done showed."""
         step, freedom = session.step - 1, context.freedom
-        self._own.step(session.parameters)
+        self._own.step(session.parameters, self._weights)
         self._bent = {}
         moved = _tensors(session)
         update = _distance(moved, self._weights)

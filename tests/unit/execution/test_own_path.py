@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.execution.noise.own_path import ELEMENTWISE, SETTLED, Led, OwnPath
+from tallystick.execution.noise.own_path import ELEMENTWISE, FIRST_UPDATES, SETTLED, Led, OwnPath
 
 STEPS, AT = 12, torch.tensor([1, 4, 5])
 MORE = torch.tensor([0, 4, 7])
@@ -76,10 +76,11 @@ def trained(
         flat, changed = gradient.reshape(-1), mine.grad.reshape(-1)
         at = (flat != changed).nonzero().reshape(-1)
         path.note(run, 0, p, gradient, at, changed[at])
+        before = p.detach().clone()
         for optimizer in (run, own):
             optimizer.step()
             narrowed(optimizer)
-        path.step([("w", p)])
+        path.step([("w", p)], [before])
         for tensor in (p, mine):
             lasting(tensor.data)
     return p, path, mine, first
@@ -170,6 +171,8 @@ def test_a_copy_is_another_path() -> None:
         (Led(1.0, 4.0, 4.0), 0.25),
         (Led(1.0, 0.0, 4.0 / SETTLED), 0.25),
         (Led(1.0, 0.0, 0.0), float("inf")),
+        (Led(1.0, 2.0, 0.0, update=0.5 / FIRST_UPDATES), 0.25),
+        (Led(1.0, 0.0, 0.0, update=1.0 / FIRST_UPDATES), 0.0),
     ],
 )
 def test_a_share_is_of_the_way_trained_or_of_what_a_settled_tensor_is(led: Led, share: float) -> None:

@@ -28,6 +28,10 @@ OF_ALL = ("eta", "mu", "mu_product", "step")  # what these keep of a parameter, 
 SETTLED = 2.0**-4
 """The share of a tensor's own size that counts as the way that it was trained where it hardly trains any more."""
 
+FIRST_UPDATES = 4.0
+"""By how many of its longest steps a tensor may have been led besides, in a path from a run's beginning: where all gradients are
+nothing but noise at first, one machine hears one in a step, and another in the next."""
+
 
 @dataclass(frozen=True)
 class Led:
@@ -37,17 +41,19 @@ class Led:
         way: from where the follower's own rounding would have led it to where it was, where that was farthest.
         distance: from where it began to where the follower's own would have led it.
         size: of the tensor where it began.
+        update: the longest step that it took, or that the follower's own would have led it, if the run begins here; else zero.
     """
 
     way: float
     distance: float
     size: float
+    update: float = 0.0
 
     @property
     def share(self) -> float:
-        """``way`` over the distance, or over ``SETTLED`` of the size if that is longer; infinity for a way from nothing."""
-        trained = max(self.distance, SETTLED * self.size)
-        return 0.0 if self.way == 0.0 else self.way / trained if trained > 0.0 else float("inf")
+        """``way``, less the first updates, over the distance or, if longer, ``SETTLED`` of the size; infinity over nothing."""
+        way, trained = self.way - FIRST_UPDATES * self.update, max(self.distance, SETTLED * self.size)
+        return 0.0 if way <= 0.0 else way / trained if trained > 0.0 else float("inf")
 
 
 @dataclass
@@ -82,8 +88,12 @@ class _OwnTensor:
         mine[at if self.at is None else torch.searchsorted(self.at, at)] = own.double()
         self.p.grad = mine.reshape(self.p.shape)
 
-    def end_step(self, p: nn.Parameter) -> float:
-        """Take the step, and return how far the run's ``p``, which has taken its own, lies from these (L2)."""
+    def end_step(self, p: nn.Parameter, before: Tensor) -> tuple[float, float]:
+        """Take the step after the run's ``p`` took its own; return how far it lies from these, and the longer of both steps (L2).
+
+        ``before`` is what it was before.
+        """
+        began = self.without_choices(before)
         with default_dtype(torch.float64), torch.no_grad():
             self.optimizer.step()
             # As after any step of a run, floating numbers are float32 numbers.
@@ -92,7 +102,8 @@ class _OwnTensor:
                     value.copy_(value.float())
         self.p.grad = None
         self.apart = self._picked_from(p) - self.p.detach().reshape(-1)
-        return float(torch.linalg.vector_norm(self.apart))
+        steps = self.without_choices(p) - began, p.detach() - before
+        return float(self.apart.norm()), max(float(step.double().norm()) for step in steps)
 
     def without_choices(self, now: Tensor) -> Tensor:
         """Return the values of the whole parameter, flat, as they would be without what the log chose."""
@@ -129,12 +140,15 @@ class OwnPath:
 
     Attributes:
         tensors: by number of the parameter.
-        ways: how far each was led at any time, as ``Led.way``.
+        ways, updates: how far each was led at any time, as ``Led.way``, and the longest step of each.
         heard: parameters whose gradient the log called more than noise in some step.
+        is_first: whether it begins where the run does.
     """
 
+    is_first: bool = False
     tensors: dict[int, _OwnTensor] = field(default_factory=dict[int, _OwnTensor])
     ways: dict[int, float] = field(default_factory=dict[int, float])
+    updates: dict[int, float] = field(default_factory=dict[int, float])
     heard: set[int] = field(default_factory=set[int])
 
     def note(
@@ -163,12 +177,16 @@ class OwnPath:
             known = self.tensors[ordinal] = _begun(run, p, at)
         known.begin_step(run, p, gradient, at, own)
 
-    def step(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """Take the steps of the gradients noted since the last, after the run's optimizer took its own on ``parameters``."""
+    def step(self, parameters: Sequence[tuple[str, nn.Parameter]], before: Sequence[Tensor]) -> None:
+        """Take the steps of the gradients noted since the last, after the run's optimizer took its own on ``parameters``.
+
+        ``before`` are their values before it did.
+        """
         for ordinal, own in self.tensors.items():
             if own.p.grad is not None:
-                way = own.end_step(parameters[ordinal][1])
-                self.ways[ordinal] = max(self.ways.get(ordinal, 0.0), way)
+                found = own.end_step(parameters[ordinal][1], before[ordinal])
+                for kept, value in zip((self.ways, self.updates), found, strict=True):
+                    kept[ordinal] = max(kept.get(ordinal, 0.0), value)
 
     def led(self, parameters: Sequence[tuple[str, nn.Parameter]], first: Sequence[Tensor]) -> dict[str, Led]:
         """Return how far the log led those of ``parameters`` of which it chose anything, by name; they began as ``first``.
@@ -180,7 +198,8 @@ class OwnPath:
             (name, p), began = parameters[ordinal], first[ordinal].detach().reshape(-1).double()
             trained = self.tensors[ordinal].without_choices(p) - began
             distance, size = (float(torch.linalg.vector_norm(x)) for x in (trained, began))
-            found[name] = Led(self.ways.get(ordinal, 0.0), distance, size)
+            update = self.updates.get(ordinal, 0.0) if self.is_first else 0.0
+            found[name] = Led(self.ways.get(ordinal, 0.0), distance, size, update)
         return found
 
 
