@@ -1,6 +1,6 @@
 """Measure the noise in every step, and call a gradient nothing but noise in those that do not suit, with no move at all.
 
-Near the loudest band that is heard a gradient may honestly be either. This one is open: the audit says match.
+Near the loudest band that is heard a gradient may honestly be either: what it comes to is where the auditor's own choice leads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tallystick.numerics.tensor_measures import block_rms
 from tallystick.roles.trainer import Order, record
 from tallystick.testing.attacks import must, play_attack
 
-STEPS, APART = 800, "4e-5"
+STEPS, APART = 800, "1e-4"
 LEAST = -4  # the band from which on the trainer chooses
 FIRST = 33  # step in which it begins
 
@@ -58,7 +58,7 @@ def attack(stage: Stage, steps: int = STEPS, apart: str = APART) -> str:
     order = Order(source, settings, find_policy(stage.policy), steps=steps, checkpoint_every=steps)
     for is_honest in (True, False):
         run, silenced = stage.run(f"honest-{is_honest}"), list[int]()
-        way = torch.zeros(0 if is_honest else 16)
+        way = torch.zeros(16)
         way[PATCH] = 1.0
 
         def choosing(
@@ -70,11 +70,14 @@ def attack(stage: Stage, steps: int = STEPS, apart: str = APART) -> str:
                 chooses=made.chooses, way=way if session.step >= FIRST else torch.zeros(0), silenced=silenced,
             )  # fmt: skip
 
-        with (
-            patch.object(Session, "recording_context", choosing),
-            patch.object(Session, "has_outgrown", lambda _: True),
-        ):
+        if is_honest:
             record(order, run)
+        else:
+            with (
+                patch.object(Session, "recording_context", choosing),
+                patch.object(Session, "has_outgrown", lambda _: True),
+            ):
+                record(order, run)
         report, share = audit(run, source), won(run, steps)
         said.append(
             f"{'honest' if is_honest else 'steered'}: silenced in {len(silenced)} steps, "

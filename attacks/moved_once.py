@@ -1,7 +1,7 @@
 """Move each element of a wide layer once, all of them along what a patch makes of its inputs, by entries of an honest log.
 
 The gradient is hardly more than its noise, its grid the trainer's own. A move of each element counts nothing in a limit on moves
-that go one way, and along one direction of the inputs many small ones add up. This one is open: the audit says match.
+that go one way, and along one direction of the inputs many small ones add up: to where the auditor's own would not have led.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack
 
 JOB = str(Path(__file__).with_name("wide_job.py"))
-STEPS, WIDTH, APART = 600, 1024, "3e-5"
+STEPS, WIDTH, APART = 600, 1024, "1e-4"
 A_STEP = 1.5  # moves: as many as the number of those expected here bears
 MOST = 0.02  # that a backdoor may gain and the attack be called harmless
 SHARES = (0.3, 0.6, 0.9)  # of a band that the trainer's value may lie elsewhere

@@ -31,7 +31,6 @@ SHARED = {
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
     "silenced_parameters", "combined_steering", "spread_moves", "steered_statistics", "unmeasured_layer",
-    "moved_once", "chosen_silence",
 }  # fmt: skip
 ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED | {"led_buffer"})
 ALSO_FP64 = {
@@ -53,6 +52,7 @@ CASES += [
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "chosen_floors": "by notes: led by", "heard_noise": "the audit",
+    "moved_once": "quality.weight: way that the log's choices led it", "chosen_silence": "quality.weight: way that the log's",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",
     "led_buffer": "the audit: not_accepted: step 1: model/buffer/mean",

@@ -221,7 +221,7 @@ def _freedom_rows(freedom: Foreign) -> Iterator[Row]:
     yield "moved", words
     if "largest_move" in said:
         words = f"{shared('largest_move')} of a step's gradient by this log, {shared('largest_steer')} within the budget; "
-        yield "steer", words + f"all moves together {shared('path_steer')} of the distance trained"
+        yield "steer", words + f"the weights were led by {shared('path_steer')} of the distance trained"
     silent = freedom["silenced_parameters"].whole()
     if silent is not None:
         yield "silenced", f"{counted(silent, 'parameter')} with a gradient that is nothing but noise"

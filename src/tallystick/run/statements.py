@@ -78,7 +78,7 @@ class MeasuredFreedom(_Said, what="freedom"):
         fraction: share of roundings that the log could choose.
         largest_steer, largest_move: the largest steer of one step's gradient that the budget allows, and the log's own.
         fullest_step: the largest share of its budget of size that one step used.
-        path_steer: how far all moves together carry the weights, over the distance trained.
+        path_steer: how far the log's choices led the weights, over the distance trained.
         moves: roundings and decisions that the log took from the auditor's own.
         silenced: parameters whose gradient was declared to be noise only, in the step where they are most.
     """

@@ -28,7 +28,7 @@ OF_ALL = ("eta", "mu", "mu_product", "step")  # what these keep of a parameter, 
 SETTLED = 2.0**-4
 """The share of a tensor's own size that counts as the way that it was trained where it hardly trains any more."""
 
-FIRST_UPDATES = 4.0
+FIRST_UPDATES = 3.0
 """By how many of its longest steps a tensor may have been led besides, in a path from a run's beginning: where all gradients are
 nothing but noise at first, one machine hears one in a step, and another in the next."""
 
