@@ -504,6 +504,58 @@ def test_a_silenced_gradient_is_moved_by_all_that_it_is_where_the_follower_hears
         assert context.freedom.shifted == share * context.freedom.energy
 
 
+def told(
+    policy: Policy, y: Tensor, frame: bytes | Frame, log: SiteGrid, own: SiteGrid
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a gradient as followed, and which elements would have had which other value by the follower's own measurement."""
+    noise = SiteNoise(2.0**-9, np.ones(1, dtype=np.int64), 1.5, 0.0, 4096)
+    yardstick = Yardstick(policy, Calibration({(Kind.GRADIENT, 0): noise}, table_of(policy, own)))
+    given: list[tuple[int, Tensor, Tensor, Tensor]] = []
+    followed(policy, y, frame, table_of(policy, log), yardstick=yardstick, own=lambda *one: given.append(one))
+    ((ordinal, out, at, values),) = given
+    assert ordinal == 0
+    return out, at, values
+
+
+@POLICIES
+def test_what_the_log_moved_would_have_been_the_followers_own(policy: Policy) -> None:
+    x, grid = gradient(), gradient_grid(policy)
+    frame, out = recorded(policy, x)
+    y = noisy(x, policy)
+    _, alone = followed(policy, y.clone(), with_payload(frame, AT_GRADIENT, None))
+    found, at, values = told(policy, y, frame, grid, grid)
+    assert torch.equal(found, out)
+    assert at.tolist() == (alone != out).nonzero().reshape(-1).tolist() != []
+    assert torch.equal(values.double(), alone[at].double())
+
+
+@POLICIES
+def test_what_one_calls_noise_and_the_other_does_not_would_have_been_all_or_nothing(policy: Policy) -> None:
+    """Silence can be chosen, and so can noise be heard, without a move."""
+    x, grid = gradient(), gradient_grid(policy)
+    floors = {
+        rms: site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([rms - NOISE_BAND])) for rms in (1, 2)
+    }
+    silent = floors[2]  # from an rms of 2**1 on it is heard; that of x is 1.5
+
+    out, at, values = told(policy, x.clone(), Frame(), silent, grid)
+    assert not out.any()
+    assert at.tolist() == list(range(4096))
+    assert torch.equal(values, x)
+
+    out, at, values = told(policy, x.clone(), Frame(), grid, silent)
+    assert out.any()
+    assert at.tolist() == out.nonzero().reshape(-1).tolist()
+    assert not values.any()
+
+    for log, own in (
+        (silent, silent),
+        (grid, grid),
+        (grid, floors[1]),
+    ):  # the last has reached its floor, and is heard
+        assert told(policy, x.clone(), Frame(), log, own)[1].tolist() == [], (log, own)
+
+
 def scale_excesses(scale: int, largest: float) -> list[str]:
     """What a follower notes of a header that takes the gradient's scale from 1 to ``scale``."""
     start = table_of(FP32)

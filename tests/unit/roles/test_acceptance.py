@@ -108,6 +108,94 @@ def test_a_log_leads_a_tensor_so_far_at_most(
         assert measured.freedom.path_steer == way
 
 
+@pytest.mark.parametrize(
+    ("bent", "at", "own"),
+    [
+        (None, [1], [5.0]),
+        ([0.0, 0.0, 0.0, 0.0], [1], [5.0]),
+        ([0.5, 0.0, 0.0, 0.0], [0, 1], [1.5, 5.0]),
+        ([0.0, -3.0, 0.0, 0.0], [], []),
+        ([0.0, 1.0, 0.0, 2.0], [1, 3], [6.0, 6.0]),
+    ],
+)
+def test_what_decisions_make_of_a_gradient_is_chosen_too(
+    bent: list[float] | None, at: list[int], own: list[float]
+) -> None:
+    """Here the log moved element 1 from five to two; ``bent`` is what the auditor's own decisions would add."""
+    auditor, now = Acceptance(Limits(), Freedom()), session()
+    now.optimizer = torch.optim.SGD([now.parameters[0][1]], lr=1.0)
+    if bent is not None:
+        auditor._bent = {"w": torch.tensor(bent)}
+    grid = site_grid(POLICIES["fp32"], Kind.GRADIENT, -10, np.array([1]))
+    context: Any = SimpleNamespace(table=GridTable({(Kind.GRADIENT, 0): grid}))
+    gradient = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    auditor._note_own(now, context, 0, gradient, torch.tensor([1]), torch.tensor([5.0]))
+    assert auditor._own.heard == {0}
+    assert set(auditor._own.tensors) == ({0} if at else set())
+    for tensor in auditor._own.tensors.values():
+        assert tensor.at is not None and tensor.p.grad is not None
+        assert (tensor.at.tolist(), tensor.p.grad.tolist()) == (at, own)
+
+
+def test_what_the_log_calls_noise_is_not_heard() -> None:
+    auditor, now = Acceptance(Limits(), Freedom()), session()
+    now.optimizer = torch.optim.SGD([now.parameters[0][1]], lr=1.0)
+    silent = site_grid(POLICIES["fp32"], Kind.GRADIENT, NOISE_BAND, np.array([1]))
+    context: Any = SimpleNamespace(table=GridTable({(Kind.GRADIENT, 0): silent}))
+    auditor._note_own(now, context, 0, torch.zeros(4), torch.tensor([0]), torch.tensor([1.0]))
+    assert (auditor._own.heard, set(auditor._own.tensors)) == (set(), {0})
+
+
+def led_session(step: int) -> Any:
+    now = session(step=step)
+    now.optimizer = torch.optim.SGD([now.parameters[0][1]], lr=0.5)
+    return now
+
+
+def take_step(auditor: Acceptance, now: Any, own: float) -> None:
+    """Take a step of which the log chose the gradient of one element, four, where the auditor's is ``own``."""
+    grid = site_grid(POLICIES["fp32"], Kind.GRADIENT, -10, np.array([1]))
+    context: Any = SimpleNamespace(
+        table=GridTable({(Kind.GRADIENT, 0): grid}), freedom=StepFreedom(), excesses=[]
+    )
+    gradient = torch.tensor([4.0, 0.0, 0.0, 0.0])
+    auditor._note_own(now, context, 0, gradient, torch.tensor([0]), torch.tensor([own]))
+    now.parameters[0][1].grad = gradient
+    now.optimizer.step()
+    now.step += 1
+    auditor.count(now, context)
+
+
+def test_where_steps_that_differ_led_is_taken_back() -> None:
+    auditor, now = Acceptance(Limits(), Freedom()), led_session(4)
+    for own, way in ((3.0, 0.5), (0.0, 2.0)):
+        auditor.begin(now)
+        take_step(auditor, now, own)
+        assert auditor._own.ways == {0: way}
+        auditor.discard()
+        assert auditor._own.tensors == {}
+
+
+@pytest.mark.parametrize(("step", "excesses"), [(0, 0), (4, 1)])
+def test_a_path_from_a_runs_beginning_is_led_a_few_steps_besides(step: int, excesses: int) -> None:
+    auditor, now = Acceptance(Limits(), Freedom()), led_session(step)
+    auditor.begin(now)
+    take_step(auditor, now, 3.0)
+    assert len(auditor.end(now)) == excesses
+
+
+def test_segments_that_follow_each_other_are_one_path() -> None:
+    auditor, now = Acceptance(Limits(), Freedom()), led_session(4)
+    for way in (0.5, 1.0):
+        auditor.begin(now)
+        take_step(auditor, now, 3.0)
+        auditor.end(now)
+        assert auditor._own.ways == {0: way}
+    now.step += 1
+    auditor.begin(now)
+    assert auditor._own.tensors == {}
+
+
 def test_steps_that_differ_are_not_counted() -> None:
     measured = Acceptance(Limits(moves=0), Freedom(moved=3))
     measured.begin(session(step=4))
