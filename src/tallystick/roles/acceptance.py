@@ -20,12 +20,12 @@ from torch import Tensor
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import Excess, Freedom
-from tallystick.execution.noise.own_path import Led, OwnPath
+from tallystick.execution.noise.own_path import OwnPath
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick, with_larger, without_values
 from tallystick.execution.rounding.following import FollowingContext
-from tallystick.execution.rounding.grids import Site, is_noise_only
+from tallystick.execution.rounding.grids import Site
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
@@ -33,6 +33,9 @@ from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
 from tallystick.roles.bending import StepBend, TensorBend, bend_of
 
+FIRST_STEPS = 4
+"""Steps of a run in which nobody asks where the log leads: what begins with nothing but noise is heard here in one of them, and
+elsewhere in the next."""
 REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
 
@@ -80,6 +83,7 @@ class Acceptance:
     _excesses: list[tuple[int, Excess]] = field(default_factory=list[tuple[int, Excess]])
     _weights: list[Tensor] = field(default_factory=list[Tensor])
     _first: list[Tensor] = field(default_factory=list[Tensor])
+    _led_from: list[Tensor] = field(default_factory=list[Tensor])
     _end: int = -1
     _measured: int = 0
     _travelled: float = 0.0
@@ -97,7 +101,7 @@ class Acceptance:
         self._weights = _copied(session)
         if self._end != session.step:
             self._travelled, self._first = self.freedom.distance, _copied(session)
-            self._own = OwnPath(is_first=session.step == 0)
+            self._own, self._led_from = OwnPath(), self._first
             self.freedom.leave_out_steps()
         if (
             self._end != session.step
@@ -124,8 +128,9 @@ class Acceptance:
         """Return what exceeded a limit since ``begin``, with the step in which it first did."""
         self._end = session.step
         self.freedom.distance = self._travelled + _distance(_tensors(session), self._first)
-        led = self._own.led(session.parameters, self._first)
-        self.freedom.led = max((self.freedom.led, *(one.share for one in led.values())))
+        is_early = session.step <= FIRST_STEPS
+        led = {} if is_early else self._own.shares(session.parameters, self._led_from)
+        self.freedom.led = max(self.freedom.led, *led.values(), 0.0)
         found, self._excesses = self._excesses, []
         return found + [(max(session.step - 1, 0), excess) for excess in self._of_limits(session, led)]
 
@@ -148,9 +153,7 @@ class Acceptance:
                 ordinal, session.parameters[ordinal][1], gradient, at, moves
             )
         if session.policy.residue_bits == 0:
-            context.own = lambda ordinal, gradient, at, own: self._note_own(
-                session, context, ordinal, gradient, at, own
-            )
+            context.own = lambda *noted: self._note_own(session, *noted)
         return context
 
     def _measure(self, session: Session, backward: Backward, *, is_trainers: bool) -> None:
@@ -243,27 +246,27 @@ class Acceptance:
     def _note_own(
         self,
         session: Session,
-        context: FollowingContext,
         ordinal: int,
         gradient: Tensor,
         at: Tensor,
         own: Tensor,
+        is_loud: bool,
     ) -> None:
         """Note where the follower's own rounding, with its own decisions, would have given other values than the log's."""
-        grid, (name, p) = context.table.sites.get((Kind.GRADIENT, ordinal)), session.parameters[ordinal]
-        if grid is not None and not is_noise_only(grid):
-            self._own.heard.add(ordinal)
+        name, p = session.parameters[ordinal]
         if (bent := self._bent.get(name)) is not None:
             rounded = gradient.detach().reshape(-1).double()
             mine = rounded.index_copy(0, at, own.double()) + bent.reshape(-1)
             at = (mine != rounded).nonzero().reshape(-1)
             own = mine[at]
-        self._own.note(session.optimizer, ordinal, p, gradient, at, own)
+        self._own.note(session.optimizer, ordinal, p, gradient, at, own, is_loud=is_loud)
 
     def count(self, session: Session, context: FollowingContext) -> None:
         """Count in what the step just done showed."""
         step, freedom = session.step - 1, context.freedom
-        self._own.step(session.parameters, self._weights)
+        self._own.step(session.parameters)
+        if session.step == FIRST_STEPS:
+            self._own, self._led_from = OwnPath(), _copied(session)
         self._bent = {}
         moved = _tensors(session)
         update = _distance(moved, self._weights)
@@ -281,7 +284,7 @@ class Acceptance:
         if all(known.site != excess.site for _, known in self._excesses):
             self._excesses.append((step, excess))
 
-    def _of_limits(self, session: Session, led: Mapping[str, Led]) -> list[Excess]:
+    def _of_limits(self, session: Session, led: Mapping[str, float]) -> list[Excess]:
         found: list[Excess] = []
         freedom, policy = self.freedom, session.policy
         total = sum(p.numel() for _, p in session.parameters)
@@ -303,10 +306,12 @@ class Acceptance:
         ):
             if limit is not None and not value <= limit:
                 found.append(Excess(name, f"{limit:.3g} at most", f"{value:.3g}"))
-        for name, one in led.items():
-            if not one.share <= policy.most_path:
+        if self._own.problem is not None:
+            found.append(Excess(self._own.problem, "an optimizer of which a copy takes its steps", "none"))
+        for name, share in led.items():
+            if not share <= policy.most_path:
                 what = f"{name}: way that the log's choices led it, over the way trained"
-                found.append(Excess(what, f"{policy.most_path:.3g} at most", f"{one.share:.3g}"))
+                found.append(Excess(what, f"{policy.most_path:.3g} at most", f"{share:.3g}"))
         for name, bend in self._bends.items():
             if not bend.share <= policy.most_bent:
                 what = f"{name}: what the log's decisions make of it, over all steps"

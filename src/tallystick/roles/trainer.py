@@ -17,7 +17,7 @@ from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.context import RecordingContext
-from tallystick.execution.rounding.grids import is_noise_only
+from tallystick.execution.rounding.grids import is_hardly_heard
 from tallystick.execution.session.session import Session
 from tallystick.execution.step import (
     backward_of,
@@ -42,8 +42,6 @@ from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory
 from tallystick.store.resumption import Resumption, find_resumption
 
-LOUD = -6
-"""The band of a gradient, as exponent over its scale, from which on its noise may lead the weights too far (docs/adr/0026)."""
 FEW = 3  # names that a message holds
 
 
@@ -179,7 +177,7 @@ def _record(
                     recording.step(progress)
                 except Nondeterminism as problem:
                     raise type(problem)(f"{problem}{_what_is_left(writer, session.step)}") from problem
-            recording.say_what_is_loud(said)
+            recording.say_what_is_hardly_heard(said)
             return writer.finish()
         finally:
             writer.close()
@@ -308,12 +306,11 @@ class _Recording:
         measured = calibrate(session, backward, repeats=repeats, seed=self.order.seed).table
         session.table = session.grids_for(session.table, measured)
         for (kind, ordinal), grid in session.table.sites.items():
-            is_heard = kind == Kind.GRADIENT and not grid.residue_bits and not is_noise_only(grid)
-            if is_heard and grid.band >= LOUD:
-                self.loud[ordinal] = max(grid.band, self.loud.get(ordinal, LOUD))
+            if kind == Kind.GRADIENT and is_hardly_heard(grid):
+                self.loud[ordinal] = max(grid.band, self.loud.get(ordinal, grid.band))
         self.writer.phases.add("calibrate", started)
 
-    def say_what_is_loud(self, said: Callable[[str], None]) -> None:
+    def say_what_is_hardly_heard(self, said: Callable[[str], None]) -> None:
         """Say which gradients were hardly more than their noise."""
         names = [self.session.parameters[ordinal][0] for ordinal in self.loud]
         if names:

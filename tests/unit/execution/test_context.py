@@ -54,6 +54,7 @@ from tallystick.numerics.policy import BF16, FP32, FP64, SPARSEST, Policy, entry
 from tallystick.numerics.rounding import round_recorded
 
 POLICIES = pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+LOUDEST = -6  # the least that is hardly more than noise
 LOUD = {"fp64": -26, "fp32": -10}  # a band wide enough for some entries among 4096 elements
 GRADIENT, STATE = (int(Kind.GRADIENT), 0), (int(Kind.STATE), 0)
 AT_GRADIENT = SiteAddress(0, 0, Kind.GRADIENT, 0)
@@ -505,15 +506,15 @@ def test_a_silenced_gradient_is_moved_by_all_that_it_is_where_the_follower_hears
 
 
 def told(
-    policy: Policy, y: Tensor, frame: bytes | Frame, log: SiteGrid, own: SiteGrid
+    policy: Policy, y: Tensor, frame: bytes | Frame, log: SiteGrid, own: SiteGrid, *, is_loud: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a gradient as followed, and which elements would have had which other value by the follower's own measurement."""
     noise = SiteNoise(2.0**-9, np.ones(1, dtype=np.int64), 1.5, 0.0, 4096)
     yardstick = Yardstick(policy, Calibration({(Kind.GRADIENT, 0): noise}, table_of(policy, own)))
-    given: list[tuple[int, Tensor, Tensor, Tensor]] = []
+    given: list[tuple[int, Tensor, Tensor, Tensor, bool]] = []
     followed(policy, y, frame, table_of(policy, log), yardstick=yardstick, own=lambda *one: given.append(one))
-    ((ordinal, out, at, values),) = given
-    assert ordinal == 0
+    ((ordinal, out, at, values, loud),) = given
+    assert (ordinal, loud) == (0, is_loud)
     return out, at, values
 
 
@@ -523,7 +524,7 @@ def test_what_the_log_moved_would_have_been_the_followers_own(policy: Policy) ->
     frame, out = recorded(policy, x)
     y = noisy(x, policy)
     _, alone = followed(policy, y.clone(), with_payload(frame, AT_GRADIENT, None))
-    found, at, values = told(policy, y, frame, grid, grid)
+    found, at, values = told(policy, y, frame, grid, grid, is_loud=False)
     assert torch.equal(found, out)
     assert at.tolist() == (alone != out).nonzero().reshape(-1).tolist() != []
     assert torch.equal(values.double(), alone[at].double())
@@ -538,12 +539,12 @@ def test_what_one_calls_noise_and_the_other_does_not_would_have_been_all_or_noth
     }
     silent = floors[2]  # from an rms of 2**1 on it is heard; that of x is 1.5
 
-    out, at, values = told(policy, x.clone(), Frame(), silent, grid)
+    out, at, values = told(policy, x.clone(), Frame(), silent, grid, is_loud=True)
     assert not out.any()
     assert at.tolist() == list(range(4096))
     assert torch.equal(values, x)
 
-    out, at, values = told(policy, x.clone(), Frame(), grid, silent)
+    out, at, values = told(policy, x.clone(), Frame(), grid, silent, is_loud=True)
     assert out.any()
     assert at.tolist() == out.nonzero().reshape(-1).tolist()
     assert not values.any()
@@ -553,7 +554,9 @@ def test_what_one_calls_noise_and_the_other_does_not_would_have_been_all_or_noth
         (grid, grid),
         (grid, floors[1]),
     ):  # the last has reached its floor, and is heard
-        assert told(policy, x.clone(), Frame(), log, own)[1].tolist() == [], (log, own)
+        assert told(policy, x.clone(), Frame(), log, own, is_loud=False)[1].tolist() == [], (log, own)
+    loud = gradient_grid(policy, band=LOUDEST)
+    assert told(policy, x.clone(), Frame(), loud, loud, is_loud=True)[1].tolist() == []
 
 
 def scale_excesses(scale: int, largest: float) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.execution.noise.own_path import ELEMENTWISE, FIRST_UPDATES, SETTLED, Led, OwnPath
+from tallystick.execution.noise.own_path import (
+    ELEMENTWISE,
+    LEAST_ROW,
+    ROW_SLACK,
+    SETTLED,
+    OwnPath,
+    shares_of,
+)
 
 STEPS, AT = 12, torch.tensor([1, 4, 5])
 MORE = torch.tensor([0, 4, 7])
@@ -60,14 +68,13 @@ def trained(
     name: str,
     shape: tuple[int, ...],
     other: Callable[[int, Tensor], Tensor],
-    lasting: Callable[[Tensor], object] = lambda p: None,
 ) -> tuple[nn.Parameter, OwnPath, nn.Parameter, Tensor]:
     """Train a parameter, and another one in whose gradients the elements chosen are others; follow the former's own path."""
     generator = torch.Generator().manual_seed(3)
     first = torch.randn(shape, generator=generator).double()
     p, mine = nn.Parameter(first.clone()), nn.Parameter(first.clone())
     run, own = MADE[name]([p]), MADE[name]([mine])
-    path = OwnPath(heard={0})
+    path = OwnPath()
     for step in range(STEPS):
         for optimizer in (run, own):
             optimizer.param_groups[0]["lr"] = 0.02 / (1 + step)
@@ -76,13 +83,10 @@ def trained(
         flat, changed = gradient.reshape(-1), mine.grad.reshape(-1)
         at = (flat != changed).nonzero().reshape(-1)
         path.note(run, 0, p, gradient, at, changed[at])
-        before = p.detach().clone()
         for optimizer in (run, own):
             optimizer.step()
             narrowed(optimizer)
-        path.step([("w", p)], [before])
-        for tensor in (p, mine):
-            lasting(tensor.data)
+        path.step([("w", p)])
     return p, path, mine, first
 
 
@@ -102,32 +106,21 @@ def test_it_is_where_the_optimizer_leads_with_the_followers_own_gradients(
     name: str, shape: tuple[int, ...]
 ) -> None:
     """Elements join at any time, with the state that the optimizer has of them; schedules, decay and momentum are the run's."""
-    p, path, mine, first = trained(name, shape, from_step)
-    led = path.led([("w", p)], [first])["w"]
-    assert torch.equal(path.tensors[0].without_choices(p).reshape(shape), mine.detach())
-    assert led.distance == pytest.approx(float((mine.detach() - first).norm()))
-    assert led.size == pytest.approx(float(first.norm()))
+    p, path, mine, _ = trained(name, shape, from_step)
+    own = path.tensors[0]
+    assert torch.equal(own.own(), mine.detach().reshape(-1)[... if own.at is None else own.at])
     apart = float((p.detach() - mine.detach()).norm())
-    assert led.way >= apart > 0.0
-    assert (path.tensors[0].at is None) == (name == "HalfNorm")
-    assert path.tensors[0].at is None or path.tensors[0].at.tolist() == sorted({*AT.tolist(), *MORE.tolist()})
+    assert float(own.ways[-1]) >= 0.999999 * apart > 0.0
+    assert own.places.tolist() == sorted({*AT.tolist(), *MORE.tolist()})
+    assert (own.at is None) == (name == "HalfNorm")
 
 
 @pytest.mark.parametrize("name", ["Adam", "SGD", "ASGD", "NAdam"])
 def test_a_parameter_of_no_dimension_is_one_element(name: str) -> None:
     """Its state is as large as what the optimizer counts of any parameter."""
-    p, path, mine, first = trained(name, (), lambda step, gradient: gradient + (0.5 if step > 3 else 0.0))
-    assert torch.equal(path.tensors[0].without_choices(p).reshape(()), mine.detach())
-    assert path.led([("w", p)], [first])["w"].way > 0.0
-
-
-def test_what_is_done_to_the_weights_between_steps_leads_nobody() -> None:
-    """Weights that are clipped after each step stay within; a path of its own would leave."""
-    p, path, _, first = trained(
-        "SGD", (8,), lambda step, gradient: gradient + (0.25 if step == 2 else 0.0), lambda p: p.mul_(0.5)
-    )
-    assert path.led([("w", p)], [first])["w"].way == pytest.approx(0.25 * 0.02 / 3 * 8**0.5)
-    assert float(path.tensors[0].apart.norm()) == pytest.approx(0.25 * 0.02 / 3 * 8**0.5, rel=1e-3)
+    _, path, mine, first = trained(name, (), lambda step, gradient: gradient + (0.5 if step > 3 else 0.0))
+    assert torch.equal(path.tensors[0].own(), mine.detach().reshape(-1))
+    assert path.shares([("w", mine)], [first])["w"] > 0.0
 
 
 def test_the_way_is_the_farthest_and_moves_back_do_not_shorten_it() -> None:
@@ -136,44 +129,110 @@ def test_the_way_is_the_farthest_and_moves_back_do_not_shorten_it() -> None:
     def there_and_back(step: int, gradient: Tensor) -> Tensor:
         return gradient + {2: 0.3, 5: -0.6}.get(step, 0.0)  # at rates of a third and a sixth
 
-    p, path, mine, first = trained("SGD", (8,), there_and_back)
+    p, path, mine, _ = trained("SGD", (8,), there_and_back)
     assert float((p.detach() - mine.detach()).norm()) == pytest.approx(0.0, abs=1e-6)
-    led = path.led([("w", p)], [first])["w"]
-    assert led.way == pytest.approx(0.3 * 0.02 / 3 * 8**0.5, rel=1e-5)
+    assert float(path.tensors[0].ways[-1]) == pytest.approx(0.3 * 0.02 / 3 * 8**0.5, rel=1e-5)
 
 
-def test_what_no_log_chose_or_heard_is_led_nowhere() -> None:
-    p, path, _, first = trained("Adam", (8,), lambda step, gradient: gradient)
-    assert path.led([("w", p)], [first]) == {}
-    p, path, _, first = trained("Adam", (8,), from_step)
-    path.heard.clear()
-    assert path.led([("w", p)], [first]) == {}
+def test_what_no_log_chose_is_led_nowhere() -> None:
+    for name in ("Adam", "HalfNorm"):
+        p, path, _, first = trained(name, (8,), lambda step, gradient: gradient)
+        assert path.shares([("w", p)], [first]) == ({"w": 0.0} if name == "HalfNorm" else {})
 
 
 def test_a_copy_is_another_path() -> None:
     """What steps that differ led is taken back."""
     _, path, _, _ = trained("AdamW", (8,), from_step)
     kept = copy.deepcopy(path)
-    run = path.tensors[0].optimizer
-    p = run.param_groups[0]["params"][0]
-    path.tensors[0].apart += 1.0
-    p.data += 1.0
+    path.tensors[0].p.data += 1.0
     other = kept.tensors[0]
-    assert not torch.equal(other.apart, path.tensors[0].apart)
+    assert not torch.equal(other.own(), path.tensors[0].own())
     assert other.optimizer.param_groups[0]["params"] == [other.p]
     assert list(other.optimizer.state) == [other.p]
 
 
 @pytest.mark.parametrize(
-    ("led", "share"),
+    ("way", "trained", "share"),
     [
-        (Led(0.0, 0.0, 0.0), 0.0),
-        (Led(1.0, 4.0, 4.0), 0.25),
-        (Led(1.0, 0.0, 4.0 / SETTLED), 0.25),
-        (Led(1.0, 0.0, 0.0), float("inf")),
-        (Led(1.0, 2.0, 0.0, update=0.5 / FIRST_UPDATES), 0.25),
-        (Led(1.0, 0.0, 0.0, update=1.0 / FIRST_UPDATES), 0.0),
+        (0.0, 0.0, 0.0),
+        (1.0, 4.0, 0.25),
+        (1.0, 0.0, math.inf),
+        (math.nan, 1.0, math.inf),
+        (math.inf, math.inf, math.inf),
+        (0.0, math.nan, math.inf),
     ],
 )
-def test_a_share_is_of_the_way_trained_or_of_what_a_settled_tensor_is(led: Led, share: float) -> None:
-    assert led.share == share
+def test_a_share_is_of_the_way_trained_and_unknown_is_more_than_any(
+    way: float, trained: float, share: float
+) -> None:
+    assert float(shares_of(torch.tensor([way]), torch.tensor([trained]))) == share
+
+
+def one_step(first: Tensor, at: list[int], gradient: Tensor | None = None, *, is_loud: bool = True) -> float:
+    """Return the share of a tensor that an SGD of rate one takes one step, elements ``at`` led by one."""
+    p, path = nn.Parameter(first.clone()), OwnPath()
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    gradient = torch.zeros_like(first) if gradient is None else gradient
+    p.grad, places = gradient.clone(), torch.tensor(at)
+    p.grad.reshape(-1)[places] += 1.0
+    path.note(optimizer, 0, p, p.grad, places, gradient.reshape(-1)[places], is_loud=is_loud)
+    optimizer.step()
+    path.step([("w", p)])
+    return path.shares([("w", p)], [first])["w"]
+
+
+def test_what_stands_beside_the_elements_led_pays_for_nothing() -> None:
+    """Padding of a large size, or columns that train much: both were lenders of a tensor's whole way."""
+    few, size = [0, 1], torch.ones(1, 32, dtype=torch.float64)
+    plain = one_step(size, few)
+    assert plain == pytest.approx(2**0.5 / (32**0.5 * SETTLED))
+    lender, trained = size.clone(), torch.zeros_like(size)
+    lender[0, 8:], trained[0, 8:] = 1e6, 50.0
+    assert (
+        one_step(lender, few) == one_step(lender, few, is_loud=False) == one_step(size, few, trained) == plain
+    )
+    # A gradient that is more than its noise is led less where it is larger: all of the tensor's way counts.
+    assert one_step(size, few, trained, is_loud=False) == pytest.approx(2**0.5 / (24**0.5 * 50.0))
+
+
+def test_one_row_is_led_eight_times_as_far_as_a_tensor_at_most() -> None:
+    for length, is_asked in ((LEAST_ROW, True), (LEAST_ROW - 1, False)):
+        rows = 4 * int(ROW_SLACK) ** 2
+        size, row = torch.ones(rows, length, dtype=torch.float64), list(range(length))
+        of_row, whole = 1.0 / SETTLED, (1.0 / rows) ** 0.5 / SETTLED
+        assert one_step(size, row, is_loud=False) == pytest.approx(of_row / ROW_SLACK if is_asked else whole)
+        assert one_step(size, row) == pytest.approx(
+            of_row if is_asked else whole
+        )  # hardly more than noise: as far as a tensor
+
+
+class Normed(torch.optim.Optimizer):
+    """An optimizer whose step has the length of its rate, over all parameters together."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: object = None) -> Any:
+        with torch.no_grad():
+            trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+            length = torch.stack([p.grad.norm() for p in trained if p.grad is not None]).norm()
+            for p in trained:
+                p.sub_(self.param_groups[0]["lr"] * p.grad / length)
+
+
+def test_an_optimizer_may_hang_on_all_that_it_trains() -> None:
+    """Copies of single tensors had other norms: honest runs were led by half of their way."""
+    generator = torch.Generator().manual_seed(4)
+    named = [(str(n), nn.Parameter(torch.randn(n + 2, 3, generator=generator))) for n in range(3)]
+    run, path = Normed([p for _, p in named]), OwnPath()
+    first = [p.detach().clone() for _, p in named]
+    for step in range(6):
+        for ordinal, (_, p) in enumerate(named):
+            p.grad = torch.randn(p.shape, generator=generator)
+            is_led = (step, ordinal) == (2, 1)
+            at = torch.tensor([0] if is_led else [], dtype=torch.int64)
+            path.note(run, ordinal, p, p.grad, at, p.grad.reshape(-1)[at] + 1e-3)
+        run.step()
+        path.step(named)
+    shares = path.shares(named, first)
+    assert 0.0 < max(shares["0"], shares["2"]) < 0.25 * shares["1"] < 1e-3

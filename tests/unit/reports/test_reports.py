@@ -293,7 +293,7 @@ def test_a_match_has_no_first_step_and_says_what_was_free() -> None:
         f"3 roundings by this log, of {most_moves(2.0)} that noise explains at most (2 expected), and 2 decisions, "
         f"1 of {most_moves(0.5)} farther than noise reaches",
         "0.05 % of a step's gradient by this log, 0.1 % within the budget",
-        "all moves together 0.5 % of the distance trained",
+        "the weights were led by 0.5 % of the distance trained",
         "10 parameters with a gradient that is nothing but noise",
         "threads 1 (trainer: 2)",
         "step 1.2 s, load 0.5 s",

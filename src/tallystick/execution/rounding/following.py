@@ -27,6 +27,7 @@ from tallystick.execution.rounding.grids import (
     Site,
     activation_rule,
     decision_exponent,
+    is_hardly_heard,
     is_noise_only,
     most_blocks,
     nearest_grid,
@@ -64,8 +65,8 @@ class FollowingContext:
     ``yardstick`` is the follower's own measurement of the noise, if it has one: what exceeds it is no violation, and noted
     in ``excesses`` with its place. ``weigh`` says what moves of a gradient come to in the optimizer: it is given the number of
     the parameter, its gradient as rounded, the elements moved and how far. ``own`` is told of each gradient as rounded where the
-    follower's own rounding would have given other values, and which. ``is_first`` is whether no step lies before this one:
-    grids of a first state are the trainer's word. ``chooses`` is whether grids may be chosen anew where the noise was measured.
+    follower's own rounding would have given other values, which, and whether the gradient is hardly more than its noise.
+    ``is_first`` is whether no step lies before this one: grids of a first state are the trainer's word. ``chooses`` is whether grids may be chosen anew where the noise was measured.
     """
 
     policy: Policy
@@ -80,7 +81,7 @@ class FollowingContext:
     excesses: list[tuple[Site | None, Excess]] = field(default_factory=list[tuple[Site | None, Excess]])
     site_name: Callable[[Site], str] = str
     weigh: Callable[[int, Tensor, Tensor, Tensor], Weight] | None = None
-    own: Callable[[int, Tensor, Tensor, Tensor], None] | None = None
+    own: Callable[[int, Tensor, Tensor, Tensor, bool], None] | None = None
     is_first: bool = False
     chooses: bool = True
     _micro_batch: int = 0
@@ -274,7 +275,7 @@ class FollowingContext:
         """Tell where the follower's own rounding would have given a gradient that is now rounded other values."""
         if self.own is None or self.yardstick is None:
             return
-        flat = out.detach().reshape(-1)
+        flat, hardly_heard = out.detach().reshape(-1), True
         if silenced is not None:
             at = silenced.reshape(-1).nonzero().reshape(-1)
             own = silenced.reshape(-1)[at]
@@ -286,8 +287,8 @@ class FollowingContext:
                 place, (0, torch.empty(0, dtype=torch.int64), torch.empty(0))
             )
             at = at.to(flat.device)
-            own = flat[at].double() - moves.to(flat.device)
-        self.own(place[1], out, at, own)
+            own, hardly_heard = flat[at].double() - moves.to(flat.device), is_hardly_heard(grid)
+        self.own(place[1], out, at, own, hardly_heard)
 
     def _note_moves(self, place: Site, out: Tensor, own: Tensor) -> None:
         """Note which elements the log moved, and by how much."""

@@ -25,6 +25,9 @@ ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor'
 ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
 ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where its noise does too
 LOUDER = 4  # octaves above a policy's widest band that the noise of a gradient may ask of residues
+LOUD = (
+    -6
+)  # the band of a gradient that is hardly more than its noise, from which on (docs/adr/0026, point 29)
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
 STILL = 1  # floor of a decision's grid: what lies exactly on a switching point there was seen never to move; else 0
 OUTGROWN = 2  # octaves above the scale at the last calibration, itself at most two too wide, from which on one is due
@@ -60,6 +63,11 @@ def scale_exponent(rms: float) -> int:
     """Return what ``scale_exponents`` does for one finite number."""
     mantissa, exponent = math.frexp(rms)
     return (exponent - 1 if mantissa == 0.5 else exponent) if rms > 0.0 else -1000
+
+
+def is_hardly_heard(grid: SiteGrid) -> bool:
+    """Whether a gradient that is logged by entries is more than its noise, and hardly more."""
+    return not grid.residue_bits and not is_noise_only(grid) and grid.band >= LOUD
 
 
 def is_noise_only(grid: SiteGrid) -> bool:

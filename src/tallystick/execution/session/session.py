@@ -348,6 +348,7 @@ class Session:
                 raise ProtocolViolation(
                     "optimizer.step outside a recorded step; put the loop's body inside `with recorder.step()`"
                 )
+            self.state.verify_left(self.step)
             opened.before_optimizer()
         except BaseException:
             if opened is not None:
