@@ -264,8 +264,8 @@ class OwnPath:
     ) -> dict[str, float]:
         """Return how far the log led those of ``parameters`` of which it chose anything, by name, over their way.
 
-        They began as ``first``. A row may have been led as far as the whole, over its own way; ``ROW_SLACK`` times as far where the
-        gradient is never loud.
+        They began as ``first``. A row may have been led as far as the whole, over its own way; ``ROW_SLACK`` times as far where
+        the gradient is never loud.
         """
         found = dict[str, float]()
         for ordinal, own in self.tensors.items():

@@ -66,7 +66,8 @@ class FollowingContext:
     in ``excesses`` with its place. ``weigh`` says what moves of a gradient come to in the optimizer: it is given the number of
     the parameter, its gradient as rounded, the elements moved and how far. ``own`` is told of each gradient as rounded where the
     follower's own rounding would have given other values, which, and whether the gradient is hardly more than its noise.
-    ``is_first`` is whether no step lies before this one: grids of a first state are the trainer's word. ``chooses`` is whether grids may be chosen anew where the noise was measured.
+    ``is_first`` is whether no step lies before this one: grids of a first state are the trainer's word. ``chooses`` is whether
+    grids may be chosen anew where the noise was measured.
     """
 
     policy: Policy
