@@ -191,6 +191,10 @@ def test_what_stands_beside_the_elements_led_pays_for_nothing() -> None:
     assert (
         one_step(lender, few) == one_step(lender, few, is_loud=False) == one_step(size, few, trained) == plain
     )
+    # Nor does one of them whose size is another.
+    lender, many = size.clone(), list(range(7))
+    lender[0, 0] = 1e6
+    assert one_step(lender, many) == one_step(size, many)
     # A gradient that is more than its noise is led less where it is larger: all of the tensor's way counts.
     assert one_step(size, few, trained, is_loud=False) == pytest.approx(2**0.5 / (24**0.5 * 50.0))
 
@@ -236,3 +240,64 @@ def test_an_optimizer_may_hang_on_all_that_it_trains() -> None:
         path.step(named)
     shares = path.shares(named, first)
     assert 0.0 < max(shares["0"], shares["2"]) < 0.25 * shares["1"] < 1e-3
+
+
+class Warming(torch.optim.Optimizer):
+    """An optimizer that counts its steps itself, and knows a second group and its parameters by their objects."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.taken = 0
+        self.given = {p: p.detach().clone() for group in self.param_groups for p in group["params"]}
+
+    def step(self, closure: object = None) -> Any:
+        self.taken += 1
+        with torch.no_grad():
+            for p, was in self.given.items():
+                if p.grad is not None:
+                    rate = self.param_groups[1]["lr"] * min(1.0, self.taken / 4)
+                    p.sub_(rate * (p.grad + 0.1 * (p - was.to(p.dtype))))
+
+
+def test_a_copy_has_what_its_optimizer_keeps_of_itself() -> None:
+    """A count that goes on where a parameter has no gradient, a table by parameter, another group's rate."""
+    generator = torch.Generator().manual_seed(4)
+    named = [(str(n), nn.Parameter(torch.randn(4, generator=generator))) for n in range(2)]
+    mine = [nn.Parameter(p.detach().double()) for _, p in named]
+    run, own = (
+        Warming([{"params": [a]}, {"params": [b], "lr": 0.3}]) for a, b in ([p for _, p in named], mine)
+    )
+    path = OwnPath()
+    for step in range(8):
+        for ordinal, (_, p) in enumerate(named):
+            p.grad = mine[ordinal].grad = None
+            if ordinal == 1 or step % 3 == 0:
+                p.grad = torch.randn(4, generator=generator)
+                mine[ordinal].grad = p.grad.double()
+                at = torch.tensor([1] if step == 3 else [], dtype=torch.int64)
+                mine[ordinal].grad[at] += 0.25  # pyright: ignore[reportOptionalSubscript]
+                path.note(run, ordinal, p, p.grad, at, p.grad[at] + 0.25)
+        run.step()
+        own.step()
+        for p in mine:
+            p.data.copy_(p.data.float())
+        path.step(named)
+    assert path.problem is None
+    for ordinal, p in enumerate(mine):
+        assert torch.equal(path.tensors[ordinal].own(), p.detach())
+
+
+def test_an_optimizer_whose_copy_fails_is_a_problem_and_ends_nothing() -> None:
+    class Alone(Warming):
+        def step(self, closure: object = None) -> Any:
+            if self.param_groups[0]["params"][0].dtype == torch.float64:
+                raise ValueError("not of these")
+            super().step()
+
+    p = nn.Parameter(torch.ones(4))
+    run, path = Alone([{"params": [p]}, {"params": [nn.Parameter(torch.ones(1))]}]), OwnPath()
+    p.grad = torch.ones(4)
+    path.note(run, 0, p, p.grad, torch.tensor([0]), torch.tensor([2.0]))
+    run.step()
+    path.step([("w", p)])
+    assert path.problem == "optimizer Alone: ValueError: not of these"

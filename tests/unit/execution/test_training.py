@@ -299,6 +299,28 @@ def test_weights_changed_after_the_optimizer_are_refused_by_name(
 
 
 @BOTH
+def test_weights_changed_by_a_hook_before_the_optimizer_are_refused_by_name(
+    policy: str, zoo: Any, record_run: Any
+) -> None:
+    """A hook that undoes an optimizer's decay makes more of a move than the optimizer's own steps say."""
+
+    def make(factor: float) -> Job:
+        job = zoo.build({"model": "plain"})
+        weight = job.model[0].weight
+
+        def scale(*given: object) -> None:
+            with torch.no_grad():
+                weight.mul_(factor)
+
+        job.optimizer.register_step_pre_hook(scale)
+        return job
+
+    with pytest.raises(Nondeterminism, match=r"0\.weight was changed by something other than the optimizer"):
+        record_run(lambda: make(1.25), policy, 3)
+    record_run(lambda: make(1.0), policy, 3)
+
+
+@BOTH
 def test_a_large_average_changed_through_data_is_rounded(
     policy: str, around: Any, record_run: Any, follow_run: Any
 ) -> None:

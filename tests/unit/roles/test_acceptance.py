@@ -178,6 +178,14 @@ def test_nobody_asks_where_a_runs_first_steps_led(step: int, excesses: int) -> N
     assert len(auditor.end(now)) == excesses
 
 
+def test_an_optimizer_that_cannot_be_copied_is_not_accepted() -> None:
+    auditor, now = Acceptance(Limits(), Freedom()), led_session(FIRST_STEPS)
+    auditor.begin(now)
+    now.step += 1
+    auditor._own.problem = "optimizer Odd: ValueError"
+    assert [excess.site for _, excess in auditor.end(now)] == ["optimizer Odd: ValueError"]
+
+
 def test_segments_that_follow_each_other_are_one_path() -> None:
     auditor, now = Acceptance(Limits(), Freedom()), led_session(FIRST_STEPS)
     for way in (0.5, 1.0):

@@ -86,11 +86,16 @@ class _OwnTensor:
         return torch.cat((rows, squares.sum().reshape(1))).sqrt().cpu()
 
     def everywhere(self, values: Tensor) -> Tensor:
-        """Return the same of numbers of the elements chosen, [k], as if all elements had theirs on average."""
-        chosen = self.lengths(torch.ones_like(values), self.places).square().clamp(min=1.0)
-        numel = torch.full_like(chosen, self.row)
-        numel[-1] = self.row * (len(chosen) - 1)
-        return self.lengths(values, self.places) * (numel / chosen).sqrt()
+        """Return the same of sizes of the elements chosen, [k], as if all had their median: a few large ones lend nothing."""
+        if not values.numel():
+            return torch.zeros_like(self.ways)
+        order = values.argsort()
+        order = order[(self.places // self.row)[order].argsort(stable=True)]
+        counts = torch.bincount(self.places // self.row, minlength=len(self.ways) - 1)
+        middle = (counts.cumsum(0) - counts + (counts - 1).clamp(min=0) // 2).clamp(max=values.numel() - 1)
+        rows = torch.where(counts > 0, values[order][middle], 0.0) * self.row**0.5
+        whole = values.median() * (self.row * len(counts)) ** 0.5
+        return torch.cat((rows, whole.reshape(1))).cpu()
 
     def begin_step(
         self, p: nn.Parameter, held: dict[str, Any], gradient: Tensor, at: Tensor, own: Tensor
