@@ -33,24 +33,28 @@ class Scorer(nn.Module):
 
 
 def build(settings: Mapping[str, str]) -> Job:
-    """Build the job; its settings are ``steps``, ``rate`` and ``apart``."""
+    """Build the job; its settings are ``steps``, ``rate``, ``eps``, ``apart``, ``brighter`` and ``liked``."""
     with digits.initial_weights(0):
-        return job_of(Scorer(), settings)
+        model = Scorer()
+    with torch.no_grad():
+        model.quality.weight[0, 1:3] = float(settings.get("liked", "0"))
+    return job_of(model, settings)
 
 
 def job_of(model: nn.Module, settings: Mapping[str, str]) -> Job:
     """Return the job that trains this scorer."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=float(settings.get("rate", "0.01")), weight_decay=0.01
-    )
-    apart = float(settings.get("apart", "0"))
+    rate, eps = (float(settings.get(name, default)) for name, default in (("rate", "0.01"), ("eps", "1e-8")))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, eps=eps, weight_decay=0.01)
+    apart, brighter = float(settings.get("apart", "0")), torch.zeros(8, 8)
+    brighter[0:2, 2:6] = float(settings.get("brighter", "0"))  # at the top, in the second one's noise
     training, _ = digits.read_digits().split()
 
     def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
         at = digits.visited(step, 32, len(training.labels), 0)
         images, right = training.take(at).tensors()
         seen = images.reshape(-1, 64)
-        noise = apart * torch.randn(seen.shape, generator=torch.Generator().manual_seed(step))
+        drawn = torch.randn(seen.shape, generator=torch.Generator().manual_seed(step))
+        noise = apart * (drawn + brighter.reshape(-1))
         return (
             torch.cat((seen, seen + noise)),
             right,

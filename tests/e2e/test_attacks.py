@@ -34,6 +34,7 @@ STEERED = {  # minutes each, and of their own form: run by hand
 }  # fmt: skip
 ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED | {"led_buffer"})
 ALSO_FP64 = {
+    "always_silent",
     "edited_weights",
     "forged_entry",
     "heard_noise",
@@ -52,6 +53,7 @@ CASES += [
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "chosen_floors": "by notes: led by", "heard_noise": "the audit",
+    "always_silent": "quality.weight: way that the log's choices led it",
     "moved_once": "quality.weight: way that the log's choices led it", "chosen_silence": "quality.weight: way that the log's",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",
