@@ -95,7 +95,7 @@ class Acceptance:
 
     def begin(self, session: Session) -> None:
         """Begin with steps that follow the session's state: the noise is measured before the first, whatever the schedule."""
-        self._before = copy.deepcopy({"freedom": vars(self.freedom), "bends": self._bends, "own": self._own})
+        self._before = copy.deepcopy({"freedom": vars(self.freedom), "bends": self._bends})
         if self._end != session.step:
             self._yardstick, self._kept = self._kept, None
         self._weights = _copied(session)
@@ -121,7 +121,7 @@ class Acceptance:
         """
         self._kept = self._yardstick if keeping else None
         vars(self.freedom).update(self._before["freedom"])
-        self._bends, self._own = self._before["bends"], self._before["own"]
+        self._bends, self._own = self._before["bends"], OwnPath()  # of which the next begins anew
         self._excesses, self._end = [], -1
 
     def end(self, session: Session) -> list[tuple[int, Excess]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -138,17 +137,6 @@ def test_what_no_log_chose_is_led_nowhere() -> None:
     for name in ("Adam", "HalfNorm"):
         p, path, _, first = trained(name, (8,), lambda step, gradient: gradient)
         assert path.shares([("w", p)], [first]) == ({"w": 0.0} if name == "HalfNorm" else {})
-
-
-def test_a_copy_is_another_path() -> None:
-    """What steps that differ led is taken back."""
-    _, path, _, _ = trained("AdamW", (8,), from_step)
-    kept = copy.deepcopy(path)
-    path.tensors[0].p.data += 1.0
-    other = kept.tensors[0]
-    assert not torch.equal(other.own(), path.tensors[0].own())
-    assert other.optimizer.param_groups[0]["params"] == [other.p]
-    assert list(other.optimizer.state) == [other.p]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import torch
 from tallystick.errors import InvalidInput
 from tallystick.execution.noise.freedom import Freedom, StepFreedom
 from tallystick.execution.noise.measured import Calibration, SiteNoise
-from tallystick.execution.noise.own_path import OwnPath
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
 from tallystick.numerics.grid_table import GridTable
@@ -446,7 +445,7 @@ def test_what_begins_after_steps_that_are_left_out_is_held_against_their_noise()
     own = Yardstick(POLICIES["fp32"], Calibration())
     for keeping in (False, True):
         auditor = Acceptance(Limits(), Freedom(), _yardstick=own)
-        auditor._before = {"freedom": {}, "bends": {}, "own": OwnPath()}
+        auditor._before = {"freedom": {}, "bends": {}}
         auditor._end = 7
         assert (auditor.continues_at(7), auditor.continues_at(8)) == (True, False)
         auditor.discard(keeping=keeping)

@@ -275,9 +275,7 @@ class OwnPath:
         found = dict[str, float]()
         for ordinal, own in self.tensors.items():
             shares = own.shares(parameters[ordinal][1], first[ordinal])
-            if (
-                len(shares) == 2 or own.row < LEAST_ROW
-            ):  # of a row that is the whole, or of few elements, nothing is asked
+            if len(shares) == 2 or own.row < LEAST_ROW:  # a row that is the whole, or of few elements
                 shares = shares[-1:]
             shares[:-1] /= 1.0 if own.is_loud else ROW_SLACK
             found[parameters[ordinal][0]] = float(shares.max())
