@@ -115,9 +115,8 @@ class _OwnTensor:
                 value.copy_(value.float())
         self.p.grad = None
         kept = torch.arange(p.numel(), device=p.device) if self.at is None else self.at
-        self.ways = torch.maximum(
-            self.ways, self.lengths(p.detach().reshape(-1)[kept].double() - self.own(), kept)
-        )
+        apart = p.detach().reshape(-1)[kept].double() - self.own()
+        self.ways = torch.maximum(self.ways, self.lengths(apart, kept))
 
     def shares(self, now: Tensor, first: Tensor) -> Tensor:
         """Return how far each row was led, and last the whole, over its way; they began as ``first`` and the run's are ``now``.
