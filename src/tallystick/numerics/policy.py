@@ -161,7 +161,7 @@ class Policy:
     @property
     def most_path(self) -> float:
         """How far a log's choices may lead one tensor, under ``bf16`` all, relative to the distance trained (docs/adr/0026)."""
-        return {"bfloat16": 3.0, "float32": 2.0**-5}.get(self.compute, 2.0**-10)
+        return {"bfloat16": 3.0, "float32": 2.0**-4}.get(self.compute, 2.0**-6)
 
     @property
     def storage(self) -> str:

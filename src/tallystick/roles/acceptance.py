@@ -33,9 +33,6 @@ from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
 from tallystick.roles.bending import StepBend, TensorBend, bend_of
 
-FIRST_STEPS = 4
-"""Steps of a run in which nobody asks where the log leads: what begins with nothing but noise is heard here in one of them, and
-elsewhere in the next."""
 REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
 
@@ -83,7 +80,6 @@ class Acceptance:
     _excesses: list[tuple[int, Excess]] = field(default_factory=list[tuple[int, Excess]])
     _weights: list[Tensor] = field(default_factory=list[Tensor])
     _first: list[Tensor] = field(default_factory=list[Tensor])
-    _led_from: list[Tensor] = field(default_factory=list[Tensor])
     _end: int = -1
     _measured: int = 0
     _travelled: float = 0.0
@@ -101,7 +97,7 @@ class Acceptance:
         self._weights = _copied(session)
         if self._end != session.step:
             self._travelled, self._first = self.freedom.distance, _copied(session)
-            self._own, self._led_from = OwnPath(), self._first
+            self._own = OwnPath()
             self.freedom.leave_out_steps()
         if (
             self._end != session.step
@@ -128,8 +124,7 @@ class Acceptance:
         """Return what exceeded a limit since ``begin``, with the step in which it first did."""
         self._end = session.step
         self.freedom.distance = self._travelled + _distance(_tensors(session), self._first)
-        is_early = session.step <= FIRST_STEPS
-        led = {} if is_early else self._own.shares(session.parameters, self._led_from)
+        led = self._own.shares(session.parameters, self._first)
         self.freedom.led = max(self.freedom.led, *led.values(), 0.0)
         found, self._excesses = self._excesses, []
         return found + [(max(session.step - 1, 0), excess) for excess in self._of_limits(session, led)]
@@ -265,8 +260,6 @@ class Acceptance:
         """Count in what the step just done showed."""
         step, freedom = session.step - 1, context.freedom
         self._own.step(session.parameters)
-        if session.step == FIRST_STEPS:
-            self._own, self._led_from = OwnPath(), _copied(session)
         self._bent = {}
         moved = _tensors(session)
         update = _distance(moved, self._weights)

@@ -13,9 +13,9 @@ from tallystick.numerics.policy import CHOICES, POLICIES, Policy, chooses_grids,
 @pytest.mark.parametrize(
     ("name", "path", "bent", "excuse"),
     [
-        ("fp64", 2.0**-10, 2.0**-10, 4.0),
-        ("leaf", 2.0**-10, 2.0**-10, 4.0),
-        ("fp32", 2.0**-5, 2.0**-4, 2.0),
+        ("fp64", 2.0**-6, 2.0**-10, 4.0),
+        ("leaf", 2.0**-6, 2.0**-10, 4.0),
+        ("fp32", 2.0**-4, 2.0**-4, 2.0),
         ("bf16", 3.0, 2.0**-2, 1.0),
     ],
 )

@@ -9,7 +9,6 @@ rounding in place of the log's (docs/adr/0026, point 29). To first order: both t
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -28,17 +27,16 @@ ELEMENTWISE = (
 """Optimizers that update each element by itself; of any other all tensors are kept whole."""
 OF_ALL = ("eta", "mu", "mu_product", "step")  # what these keep of a parameter, whatever its shape: one number
 SETTLED = 2.0**-4
-"""The share of its own size that counts as the way that a tensor was trained where it hardly trains any more."""
+"""The share of its own size that counts as the way that an element was trained where it hardly trains any more."""
+USUAL = (
+    2.0**-2
+)  # the same share of the median way of all elements: one that came back to where it began was trained too
 NOT_ITS_OWN = ("defaults", "param_groups", "state", *OF_A_SCALER)
 """What is copied of an optimizer otherwise, or not at all."""
-ROW_SLACK, LEAST_ROW = 8.0, 16
-"""How much farther than a whole tensor a row may be led, over its own way, and how many elements a row has at least."""
-
-
-def shares_of(ways: Tensor, trained: Tensor) -> Tensor:
-    """Return ``ways`` over the ways trained, elementwise; infinity for one over none, and for what is no finite number."""
-    shares = torch.where(ways == 0.0, 0.0, ways / trained)
-    return torch.where((ways + trained).isfinite(), shares, math.inf)
+ROW_SLACK, LEAST_ROW = 8.0, 64
+"""How much farther than a whole tensor a row may be led, and how many elements a row has at least."""
+PLAIN = (bool, int, float, str)
+LOUD_SLACK = 0.25  # the same of a tensor, and of its rows, whose gradient was hardly more than its noise where the log chose
 
 
 @dataclass
@@ -49,53 +47,22 @@ class _OwnTensor:
         optimizer: a copy of the run's, of these elements alone, or of all that it trains.
         p: their values, float64[k], or of the parameter's shape if it is kept whole.
         at: which they are, int64[k] in order; None for all.
-        is_chosen: of a parameter that is kept whole, bool[n]: which elements the log chose.
         row: how many elements of the parameter are a row.
-        ways: how far from these it was at any time, L2, by row and last of the whole, float64[rows + 1].
+        farthest: how far each was from the run's at any time, float64[k].
         is_loud: whether the log chose in a step in which the gradient was hardly more than its noise.
     """
 
     optimizer: torch.optim.Optimizer
     p: nn.Parameter
     at: Tensor | None
-    is_chosen: Tensor
     row: int
-    ways: Tensor
+    farthest: Tensor
     is_loud: bool = False
 
-    @property
-    def places(self) -> Tensor:
-        """The elements that the log chose, int64[k], in order; all of them where others led it, and it chose none."""
-        if self.at is not None:
-            return self.at
-        return (self.is_chosen if bool(self.is_chosen.any()) else ~self.is_chosen).nonzero().reshape(-1)
-
-    def own(self) -> Tensor:
-        """Return the values that are kept, float64[k], or of a parameter that is kept whole [n]."""
-        return self.p.detach().reshape(-1).clone()
-
-    def chosen(self, values: Tensor) -> Tensor:
-        """Return of values of the whole parameter, n in any shape, those of the elements that the log chose, float64[k]."""
-        return values.detach().reshape(-1)[self.places].double()
-
-    def lengths(self, values: Tensor, at: Tensor) -> Tensor:
-        """Return the L2 size of numbers that belong to elements ``at``, both [k], by row and last of all, float64[rows + 1]."""
-        squares = values.square()
-        rows = torch.zeros(len(self.ways) - 1, dtype=torch.float64, device=values.device)
-        rows.index_add_(0, at // self.row, squares)
-        return torch.cat((rows, squares.sum().reshape(1))).sqrt().cpu()
-
-    def everywhere(self, values: Tensor) -> Tensor:
-        """Return the same of sizes of the elements chosen, [k], as if all had their median: a few large ones lend nothing."""
-        if not values.numel():
-            return torch.zeros_like(self.ways)
-        order = values.argsort()
-        order = order[(self.places // self.row)[order].argsort(stable=True)]
-        counts = torch.bincount(self.places // self.row, minlength=len(self.ways) - 1)
-        middle = (counts.cumsum(0) - counts + (counts - 1).clamp(min=0) // 2).clamp(max=values.numel() - 1)
-        rows = torch.where(counts > 0, values[order][middle], 0.0) * self.row**0.5
-        whole = values.median() * (self.row * len(counts)) ** 0.5
-        return torch.cat((rows, whole.reshape(1))).cpu()
+    def of(self, values: Tensor) -> Tensor:
+        """Return of values of the whole parameter, n in any shape, those of the elements that are kept, float64[k]."""
+        flat = values.detach().reshape(-1)
+        return (flat if self.at is None else flat[self.at]).double()
 
     def begin_step(
         self, p: nn.Parameter, held: dict[str, Any], gradient: Tensor, at: Tensor, own: Tensor
@@ -114,31 +81,34 @@ class _OwnTensor:
             if isinstance(value, Tensor) and value.is_floating_point():
                 value.copy_(value.float())
         self.p.grad = None
-        kept = torch.arange(p.numel(), device=p.device) if self.at is None else self.at
-        apart = p.detach().reshape(-1)[kept].double() - self.own()
-        self.ways = torch.maximum(self.ways, self.lengths(apart, kept))
+        apart = (self.of(p) - self.p.detach().reshape(-1)).abs()
+        self.farthest = torch.maximum(self.farthest, apart)
 
-    def shares(self, now: Tensor, first: Tensor) -> Tensor:
-        """Return how far each row was led, and last the whole, over its way; they began as ``first`` and the run's are ``now``.
+    def share(self, now: Tensor, first: Tensor) -> float:
+        """Return how far the log led the parameter, which began as ``first``: the root of the mean square over its elements.
 
-        That way is of all elements, or, where these hardly train, of the size of those chosen, as if all were as large. Of a
-        loud gradient it is that of those chosen alone, likewise: what else stands in the tensor trains as it likes, and pays for
-        nothing.
+        Each counts by how far it was led over its own way, once at most: from where it began to where the follower's own leads
+        it; at least ``SETTLED`` of its size, and a share of the median way of all. So what else stands in a tensor trains as it
+        likes, and pays for little.
         """
-        own, began = now.detach().reshape(-1).double(), first.detach().reshape(-1).double()
-        own = self.own() if self.at is None else own.index_copy(0, self.at, self.own())
-        trained = self.lengths(own - began, torch.arange(own.numel(), device=own.device))
-        size = SETTLED * self.chosen(first).abs()
-        if self.is_loud:
-            trained = self.everywhere(torch.maximum((self.chosen(own) - self.chosen(first)).abs(), size))
-        shares = shares_of(self.ways, torch.maximum(trained, self.everywhere(size)))
-        # A row of which the log chose nothing was led by others, and counts in the whole.
-        return torch.where(self.lengths(torch.ones_like(size), self.places) > 0.0, shares, 0.0)
+        began = self.of(first)
+        trained = torch.maximum((self.p.detach().reshape(-1) - began).abs(), SETTLED * began.abs())
+        trained = trained.clamp(min=USUAL * float((now.detach() - first).abs().double().median()))
+        ratio = torch.where(self.farthest == 0.0, 0.0, self.farthest / trained)
+        squares = torch.where(trained.isfinite(), ratio, 1.0).nan_to_num(1.0).clamp(max=1.0).square()
+        whole = float(squares.sum() / first.numel()) ** 0.5
+        rows = first.numel() // self.row
+        if rows > 1 and self.row >= LEAST_ROW:
+            at = torch.arange(first.numel(), device=squares.device) if self.at is None else self.at
+            sums = torch.zeros(rows, dtype=torch.float64, device=squares.device).index_add_(
+                0, at // self.row, squares
+            )
+            whole = max(whole, float(sums.max() / self.row) ** 0.5 / ROW_SLACK)
+        return whole / LOUD_SLACK if self.is_loud else whole
 
     def _extend(self, p: nn.Parameter, held: dict[str, Any], at: Tensor) -> None:
         """Keep elements ``at`` of ``p`` too, as they are before the step; ``held`` is what the run's optimizer keeps of it."""
         if self.at is None:
-            self.is_chosen[at] = True
             return
         new = at[~torch.isin(at, self.at)]
         if not new.numel():
@@ -150,6 +120,7 @@ class _OwnTensor:
         # The optimizer knows its elements by the parameter that holds them.
         values = torch.cat((self.p.detach(), p.detach().reshape(-1)[new].double()))
         self.p = nn.Parameter(values[order])
+        self.farthest = torch.cat((self.farthest, self.farthest.new_zeros(new.numel())))[order]
         self.optimizer.state[self.p] = kept
         self.optimizer.param_groups[0]["params"] = [self.p]
 
@@ -174,8 +145,18 @@ class _Whole:
             without_state(run),
             {id(p): (nn.Parameter(p.detach().to(torch.float64, copy=True)), p) for p in trained},
         )
+        theirs = {key: own for key, (own, _) in whole.own.items()}
+        for name, value in vars(run).items():
+            if name not in NOT_ITS_OWN and not name.endswith("_hooks") and not callable(value):
+                setattr(whole.optimizer, name, copy.deepcopy(value, dict(theirs)))
         whole.optimizer.param_groups = [
-            {**group, "params": [whole.own[id(p)][0] for p in group["params"]]} for group in run.param_groups
+            {
+                **copy.deepcopy(
+                    {name: value for name, value in group.items() if name != "params"}, dict(theirs)
+                ),
+                "params": [whole.own[id(p)][0] for p in group["params"]],
+            }
+            for group in run.param_groups
         ]
         for p in trained:
             if p in run.state:
@@ -183,19 +164,15 @@ class _Whole:
         return whole
 
     def refresh(self, run: torch.optim.Optimizer) -> None:
-        """Take over the run's hyperparameters, and whatever else it keeps of itself, as they are before a step."""
-        theirs = {key: own for key, (own, _) in self.own.items()}
+        """Take over the run's hyperparameters, and numbers that it keeps of itself, as they are before a step.
+
+        Whatever else it keeps is its own step's to change, and the copy's: weights that an optimizer keeps twice, above all.
+        """
         for own, group in zip(self.optimizer.param_groups, run.param_groups, strict=True):
-            own.update(
-                {
-                    name: copy.deepcopy(value, dict(theirs))
-                    for name, value in group.items()
-                    if name != "params"
-                }
-            )
+            own.update({name: value for name, value in group.items() if isinstance(value, (*PLAIN, tuple))})
         for name, value in vars(run).items():
-            if name not in NOT_ITS_OWN and not name.endswith("_hooks") and not callable(value):
-                setattr(self.optimizer, name, copy.deepcopy(value, dict(theirs)))
+            if isinstance(value, PLAIN):
+                setattr(self.optimizer, name, value)
 
 
 @dataclass
@@ -249,9 +226,9 @@ class OwnPath:
                 self._attempt(run, lambda: self._whole and self._whole.refresh(run))
                 self._is_fresh = True
         if known is not None:
-            self.tensors[ordinal] = known
-            known.is_loud = known.is_loud or (is_loud and at.numel() > 0)
-            known.begin_step(p, run.state.get(p, {}), gradient, at, own)
+            self.tensors[ordinal], kept = known, known
+            kept.is_loud = kept.is_loud or (is_loud and at.numel() > 0)
+            self._attempt(run, lambda: kept.begin_step(p, run.state.get(p, {}), gradient, at, own))
 
     def step(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Take the steps of the gradients noted since the last, after the run's optimizer took its own on ``parameters``."""
@@ -266,25 +243,19 @@ class OwnPath:
     def shares(
         self, parameters: Sequence[tuple[str, nn.Parameter]], first: Sequence[Tensor]
     ) -> dict[str, float]:
-        """Return how far the log led those of ``parameters`` of which it chose anything, by name, over their way.
-
-        They began as ``first``. A row may have been led as far as the whole, over its own way; ``ROW_SLACK`` times as far where
-        the gradient is never loud.
-        """
-        found = dict[str, float]()
-        for ordinal, own in self.tensors.items():
-            shares = own.shares(parameters[ordinal][1], first[ordinal])
-            if len(shares) == 2 or own.row < LEAST_ROW:  # a row that is the whole, or of few elements
-                shares = shares[-1:]
-            shares[:-1] /= 1.0 if own.is_loud else ROW_SLACK
-            found[parameters[ordinal][0]] = float(shares.max())
-        return found
+        """Return how far the log led those of ``parameters`` that are kept, by name; they began as ``first``."""
+        return {
+            parameters[ordinal][0]: own.share(parameters[ordinal][1], first[ordinal])
+            for ordinal, own in self.tensors.items()
+        }
 
     def _begun_whole(self, run: torch.optim.Optimizer, p: nn.Parameter) -> _OwnTensor:
         """Return a parameter of an optimizer that is copied whole, as it is before the step."""
         self._whole = self._whole or _Whole.of(run)
-        chosen = torch.zeros(p.numel(), dtype=torch.bool, device=p.device)
-        return _OwnTensor(self._whole.optimizer, self._whole.own[id(p)][0], None, chosen, *_rows_of(p))
+        own = self._whole.own[id(p)][0]
+        return _OwnTensor(
+            self._whole.optimizer, own, None, _row_of(p), torch.zeros_like(own.detach().reshape(-1))
+        )
 
     def _attempt(self, optimizer: torch.optim.Optimizer, call: Callable[[], T]) -> T | None:
         """Return what ``call`` does with a copy of the job's own optimizer; whatever it raises is a problem, and ends nothing."""
@@ -302,13 +273,12 @@ def _begun(run: torch.optim.Optimizer, p: nn.Parameter, at: Tensor) -> _OwnTenso
     own, optimizer = nn.Parameter(p.detach().reshape(-1)[at].double()), without_state(run)
     optimizer.param_groups = [{**_group_of(run, p), "params": [own]}]
     optimizer.state[own] = _picked(run.state.get(p, {}), p, at)
-    return _OwnTensor(optimizer, own, at, torch.empty(0, dtype=torch.bool), *_rows_of(p))
+    return _OwnTensor(optimizer, own, at, _row_of(p), torch.zeros_like(own.detach()))
 
 
-def _rows_of(p: Tensor) -> tuple[int, Tensor]:
-    """Return how many elements of a parameter are a row, and zeros for each row and the whole."""
-    rows = p.shape[0] if p.dim() > 1 and p.numel() else 1
-    return p.numel() // rows, torch.zeros(rows + 1, dtype=torch.float64)
+def _row_of(p: Tensor) -> int:
+    """Return how many elements of a parameter are a row: all of them, if it has no second dimension."""
+    return p.numel() // p.shape[0] if p.dim() > 1 and p.numel() else max(p.numel(), 1)
 
 
 def _picked(held: dict[str, Any], p: Tensor, at: Tensor | None) -> dict[str, Any]:
