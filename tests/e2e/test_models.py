@@ -61,7 +61,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "buckets_floored": ("whole_numbers", {"how": "floor"}),
 }
 LED = {("self_distilled", "fp32")}
-"""Runs that begin with nothing but noise: which machine hears it in which step leads them, and nobody knows whose choice it was."""
+"""Runs that begin with nothing but noise: which machine hears it in which step leads them; nobody knows whose choice it was."""
 Run = Callable[[str, str, int], RunDirectory]
 
 
