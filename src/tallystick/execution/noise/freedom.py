@@ -213,7 +213,7 @@ class Freedom:
         widest_band_ratio: the widest declared band, beside the auditor's own measurement of the same.
         path: how far all moves together carry the weights, in their own unit, at most; under ``bf16``.
         distance: how far training carried them.
-        led: how far the log's choices led one tensor at most, over the way that it trained, see ``noise.own_path``; else.
+        led: how far the log's choices led one tensor at most, see ``noise.own_path``; under the other policies.
         cluster: how many roundings move together, in the step where they are most.
         filled: shares of their budgets of size that steps used in which more than ``STEADY_FLIPS`` are allowed, summed.
         filling: how many these steps are.
