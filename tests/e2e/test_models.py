@@ -60,8 +60,6 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "buckets_cast": ("whole_numbers", {"how": "long"}),
     "buckets_floored": ("whole_numbers", {"how": "floor"}),
 }
-LED = {("self_distilled", "fp32")}
-"""Runs that begin with nothing but noise: which machine hears it in which step leads them; nobody knows whose choice it was."""
 Run = Callable[[str, str, int], RunDirectory]
 
 
@@ -141,8 +139,7 @@ def follows(recorded: Run, case: str, policy: str, steps: int) -> None:
     found = elsewhere(OTHER, str(run.path), case, policy, steps)
 
     assert (found["differing"], found["steps"]) == (0, steps), found
-    allowed = {"match", "not_accepted"} if (case, policy) in LED else {"match"}
-    assert found["verdict"] in allowed, found
+    assert found["verdict"] == "match", found
     # Control: without the log this pair ends elsewhere; else it shows nothing.
     dtype = torch.float64 if policy == "fp64" else torch.float32
     if _trained_plainly(run, case, dtype, steps) == found["plain"]:

@@ -85,7 +85,6 @@ class Acceptance:
     _travelled: float = 0.0
     _weighing: Weighing | None = None
     _own: OwnPath = field(default_factory=OwnPath)
-    _bent: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     _bends: dict[str, TensorBend] = field(default_factory=dict[str, TensorBend])
     _before: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -117,7 +116,8 @@ class Acceptance:
         """
         self._kept = self._yardstick if keeping else None
         vars(self.freedom).update(self._before["freedom"])
-        self._bends, self._own = self._before["bends"], OwnPath()  # of which the next begins anew
+        self._bends = self._before["bends"]
+        self._own = OwnPath()  # the next begins anew
         self._excesses, self._end = [], -1
 
     def end(self, session: Session) -> list[tuple[int, Excess]]:
@@ -207,7 +207,6 @@ class Acceptance:
     def _note_bend(self, session: Session, context: FollowingContext, bend: StepBend) -> None:
         """Count how far a log's decisions bend the step, and note more than honest ones come to."""
         most, context.freedom.bent = session.policy.most_bent, bend.whole
-        self._bent = bend.gradients
         if not bend.whole <= most:
             what = "what its decisions make of this step's gradient"
             context.excesses.append((None, Excess(what, f"{most:.3g} of it at most", f"{bend.whole:.3g}")))
@@ -247,20 +246,14 @@ class Acceptance:
         own: Tensor,
         is_loud: bool,
     ) -> None:
-        """Note where the follower's own rounding, with its own decisions, would have given other values than the log's."""
-        name, p = session.parameters[ordinal]
-        if (bent := self._bent.get(name)) is not None:
-            rounded = gradient.detach().reshape(-1).double()
-            mine = rounded.index_copy(0, at, own.double()) + bent.reshape(-1)
-            at = (mine != rounded).nonzero().reshape(-1)
-            own = mine[at]
+        """Note where the follower's own rounding would have given other values than the log's."""
+        _, p = session.parameters[ordinal]
         self._own.note(session.optimizer, ordinal, p, gradient, at, own, is_loud=is_loud)
 
     def count(self, session: Session, context: FollowingContext) -> None:
         """Count in what the step just done showed."""
         step, freedom = session.step - 1, context.freedom
         self._own.step(session.parameters)
-        self._bent = {}
         moved = _tensors(session)
         update = _distance(moved, self._weights)
         if session.policy.residue_bits and freedom.largest_move > 0.0 and update > 0.0:

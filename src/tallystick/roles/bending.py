@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -53,17 +53,10 @@ class TensorBend:
 
 @dataclass(frozen=True)
 class StepBend:
-    """What decisions make of a step.
-
-    Attributes:
-        whole: of its gradient, relative L2 size.
-        tensors: of each tensor, by name.
-        gradients: what the follower's own decisions would have added to each gradient, unrounded, by name; empty if none moved.
-    """
+    """What decisions make of a step: of its gradient, relative L2 size, and of each tensor, by name."""
 
     whole: float
     tensors: Mapping[str, TensorBend]
-    gradients: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 def bend_of(session: Session, context: FollowingContext, backward: Backward) -> StepBend:
@@ -85,13 +78,11 @@ def bend_of(session: Session, context: FollowingContext, backward: Backward) -> 
         )
         for name in followed.keys() | own.keys()
     }
-    whole, added = TensorBend(), dict[str, Tensor]()
+    whole = TensorBend()
     for name, _ in session.parameters:
         if name in tensors:
             whole.add(tensors[name].moved, tensors[name].own)
-            if tensors[name].moved > 0.0 and name in own and name in followed:
-                added[name] = own[name] - followed[name]
-    return StepBend(whole.share, tensors, added)
+    return StepBend(whole.share, tensors)
 
 
 def _values(session: Session, *, copied: bool) -> dict[str, Tensor]:

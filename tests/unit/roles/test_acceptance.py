@@ -107,32 +107,6 @@ def test_a_log_leads_a_tensor_so_far_at_most(
         assert measured.freedom.path_steer == way
 
 
-@pytest.mark.parametrize(
-    ("bent", "at", "own"),
-    [
-        (None, [1], [5.0]),
-        ([0.0, 0.0, 0.0, 0.0], [1], [5.0]),
-        ([0.5, 0.0, 0.0, 0.0], [0, 1], [1.5, 5.0]),
-        ([0.0, -3.0, 0.0, 0.0], [], []),
-        ([0.0, 1.0, 0.0, 2.0], [1, 3], [6.0, 6.0]),
-    ],
-)
-def test_what_decisions_make_of_a_gradient_is_chosen_too(
-    bent: list[float] | None, at: list[int], own: list[float]
-) -> None:
-    """Here the log moved element 1 from five to two; ``bent`` is what the auditor's own decisions would add."""
-    auditor, now = Acceptance(Limits(), Freedom()), session()
-    now.optimizer = torch.optim.SGD([now.parameters[0][1]], lr=1.0)
-    if bent is not None:
-        auditor._bent = {"w": torch.tensor(bent)}
-    gradient = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    auditor._note_own(now, 0, gradient, torch.tensor([1]), torch.tensor([5.0]), False)
-    assert set(auditor._own.tensors) == ({0} if at else set())
-    for tensor in auditor._own.tensors.values():
-        assert tensor.at is not None and tensor.p.grad is not None
-        assert (tensor.at.tolist(), tensor.p.grad.tolist()) == (at, own)
-
-
 def led_session(step: int) -> Any:
     now = session(step=step)
     now.optimizer = torch.optim.SGD([now.parameters[0][1]], lr=0.5)

@@ -206,11 +206,9 @@ class Yardstick:
         own = self.measured.table.sites.get((Kind(place[0]), place[1]))
         return own is not None and not is_noise_only(own)
 
-    def would_hear(self, place: Site, size: int) -> bool:
-        """Whether the auditor would hear a gradient of scale exponent ``size`` in a step, by what it measured."""
-        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
-        is_louder = own is None or size >= int(own.scales.min()) + own.band
-        return is_louder or self._signals.get(place, self).hears(place)
+    def would_hear(self, place: Site) -> bool:
+        """Whether the auditor would hear a gradient in this step, by what it measured last or in it."""
+        return self._signals.get(place, self).hears(place)
 
     def excess_signal(self, place: Site, grid: SiteGrid) -> tuple[str | None, str]:
         """Return what is wrong with a gradient that is declared to be more than noise, and is not here; None, and what it is for.

@@ -31,7 +31,6 @@ from tallystick.execution.rounding.grids import (
     is_noise_only,
     most_blocks,
     nearest_grid,
-    scale_exponent,
 )
 from tallystick.execution.rounding.headers import HeaderChecks, own_grid
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -223,7 +222,7 @@ class FollowingContext:
             self.yardstick.own_buffer_grid((int(kind), ordinal), grid, x.numel()) if self.yardstick else None
         )
         mine = x if own is None else x.clone()
-        silenced = x.clone() if self._silences((int(kind), ordinal), grid, x.numel()) else None
+        silenced = x.clone() if self._silences((int(kind), ordinal), grid) else None
         if grid.residue_bits:
             found, near, steer = self._round_residues((int(kind), ordinal), grid, payload, x, out, key, name)
         else:
@@ -261,16 +260,11 @@ class FollowingContext:
             return None
         return x.clone() if x.data_ptr() == out.data_ptr() else x
 
-    def _hears(self, place: Site, numel: int) -> bool:
-        """Whether the follower itself hears the gradient whose header was checked last."""
-        assert self.yardstick is not None
-        size = math.sqrt(self._headers.energy / max(numel, 1))
-        return self.yardstick.would_hear(place, scale_exponent(size))
-
-    def _silences(self, place: Site, grid: SiteGrid, numel: int) -> bool:
+    def _silences(self, place: Site, grid: SiteGrid) -> bool:
         """Whether the log calls a gradient nothing but noise which the follower hears."""
-        is_asked = self.own is not None and self.yardstick is not None and place[0] == Kind.GRADIENT
-        return is_asked and is_noise_only(grid) and self._hears(place, numel)
+        if self.own is None or self.yardstick is None or place[0] != Kind.GRADIENT:
+            return False
+        return is_noise_only(grid) and self.yardstick.would_hear(place)
 
     def _note_own(self, place: Site, grid: SiteGrid, out: Tensor, silenced: Tensor | None) -> None:
         """Tell where the follower's own rounding would have given a gradient that is now rounded other values."""
@@ -280,9 +274,6 @@ class FollowingContext:
         if silenced is not None:
             at = silenced.reshape(-1).nonzero().reshape(-1)
             own = silenced.reshape(-1)[at]
-        elif not is_noise_only(grid) and not self._hears(place, out.numel()):
-            at = flat.nonzero().reshape(-1)
-            own = torch.zeros_like(flat[at])
         else:
             _, at, moves = self.freedom.moves.get(
                 place, (0, torch.empty(0, dtype=torch.int64), torch.empty(0))
