@@ -328,3 +328,4 @@ def test_state_that_comes_later_is_a_problem_and_ends_nothing() -> None:
         run.state[p]["seen"] = torch.ones(4)
         path.step([("w", p)])
     assert path.problem == "optimizer SGD: KeyError: 'seen'"
+    assert 0.0 < path.shares([("w", p)], [torch.ones(4)])["w"] < 1.0

@@ -28,14 +28,13 @@ ELEMENTWISE = (
 OF_ALL = ("eta", "mu", "mu_product", "step")  # what these keep of a parameter, whatever its shape: one number
 SETTLED = 2.0**-4
 """The share of its own size that counts as the way that an element was trained where it hardly trains any more."""
-USUAL = (
-    2.0**-2
-)  # the same share of the median way of all elements: one that came back to where it began was trained too
+USUAL = 2.0**-2
+"""The same share of the median way of all elements: one that came back to where it began was trained too."""
 NOT_ITS_OWN = ("defaults", "param_groups", "state", *OF_A_SCALER)
 """What is copied of an optimizer otherwise, or not at all."""
+PLAIN = (bool, int, float, str)  # what a copy has from the run before each step
 ROW_SLACK, LEAST_ROW = 8.0, 64
 """How much farther than a whole tensor a row may be led, and how many elements a row has at least."""
-PLAIN = (bool, int, float, str)
 LOUD_SLACK = 0.25  # the same of a tensor, and of its rows, whose gradient was hardly more than its noise where the log chose
 
 
@@ -113,14 +112,18 @@ class _OwnTensor:
         new = at[~torch.isin(at, self.at)]
         if not new.numel():
             return
-        self.at, order = torch.cat((self.at, new)).sort()
-        kept = self.optimizer.state.pop(self.p)
+        joined, order = torch.cat((self.at, new)).sort()
+        before, kept = self.optimizer.state[self.p], dict[str, Any]()
         for key, value in _picked(held, p, new).items():
-            kept[key] = torch.cat((kept[key], value))[order] if _is_of_elements(key, held[key], p) else value
-        # The optimizer knows its elements by the parameter that holds them.
+            kept[key] = (
+                torch.cat((before[key], value))[order] if _is_of_elements(key, held[key], p) else value
+            )
         values = torch.cat((self.p.detach(), p.detach().reshape(-1)[new].double()))
-        self.p = nn.Parameter(values[order])
+        # Nothing is changed before all is there: a state that came later, of which nobody knows what it was, is a problem.
+        del self.optimizer.state[self.p]
+        self.at, self.p = joined, nn.Parameter(values[order])
         self.farthest = torch.cat((self.farthest, self.farthest.new_zeros(new.numel())))[order]
+        # The optimizer knows its elements by the parameter that holds them.
         self.optimizer.state[self.p] = kept
         self.optimizer.param_groups[0]["params"] = [self.p]
 
