@@ -31,6 +31,7 @@ from tallystick.execution.rounding.grids import (
     held_grid,
     is_noise_only,
     largest_scale,
+    loudest_band,
     scale_exponents,
     settled_scales,
     site_grid,
@@ -465,9 +466,9 @@ def test_a_gradient_that_grows_slowly_out_of_its_noise_is_heard(policy: Policy) 
     base = GridTable(
         {(Kind.GRADIENT, 0): site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-20]))}
     )  # 2**-21
-    table, highest = base, policy.gradient_band[1]
-    for size in range(-23, -15):
-        x = torch.full((4096,), 1.5 * 2.0 ** (size - 1))
+    table, highest = base, loudest_band(policy, was_noise=True)
+    for size in range(-23, -13):
+        x = torch.full((4096,), 1.37 * 2.0 ** (size - 1))
         context = RecordingContext(policy, table, base=base)
         context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
         context.finish()
@@ -531,24 +532,22 @@ def test_what_the_log_moved_would_have_been_the_followers_own(policy: Policy) ->
 
 
 @POLICIES
-def test_a_gradient_that_the_log_silences_would_have_been_what_it_is(policy: Policy) -> None:
-    """Silence can be chosen without a move. What is heard is the log's to hear, and held by other limits where it is noise."""
+def test_what_one_calls_noise_and_the_other_does_not_would_have_been_all_or_nothing(policy: Policy) -> None:
+    """Silence can be chosen, and so can noise be heard, without a move."""
     x, grid = gradient(), gradient_grid(policy)
-    floors = {
-        rms: site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([rms - NOISE_BAND])) for rms in (1, 2)
-    }
-    silent = floors[2]  # from an rms of 2**1 on it is heard; that of x is 1.5
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([2 - NOISE_BAND]))  # the rms of x is 1.5
 
     out, at, values = told(policy, x.clone(), Frame(), silent, grid, is_loud=True)
     assert not out.any()
     assert at.tolist() == list(range(4096))
     assert torch.equal(values, x)
 
-    for log, own in (
-        (silent, silent),
-        (grid, grid),
-        (grid, floors[1]),
-    ):  # the last has reached its floor, and is heard
+    out, at, values = told(policy, x.clone(), Frame(), grid, silent, is_loud=True)
+    assert out.any()
+    assert at.tolist() == out.nonzero().reshape(-1).tolist()
+    assert not values.any()
+
+    for log, own in ((silent, silent), (grid, grid)):
         assert told(policy, x.clone(), Frame(), log, own, is_loud=False)[1].tolist() == [], (log, own)
     loud = gradient_grid(policy, band=LOUDEST)
     assert told(policy, x.clone(), Frame(), loud, loud, is_loud=True)[1].tolist() == []
@@ -692,8 +691,8 @@ def heard_notes(policy: Policy, now: SiteGrid, *, values: bool = True) -> list[s
 
 @POLICIES
 def test_a_gradient_that_is_heard_again_has_the_band_that_its_floor_asks_for(policy: Policy) -> None:
-    """Its floor was 2**-20, its scale is 2**1; two octaves, one, and those from the widest band to 1 are the auditor's doubt."""
-    lowest, highest = policy.gradient_band
+    """Its floor was 2**-20, its scale is 2**1; two octaves, one, and those from the loudest band to 1 are the auditor's doubt."""
+    lowest, highest = policy.gradient_band[0], loudest_band(policy, was_noise=True)
     widest = max(lowest, -20 + 2 + 1 - highest - 1)
     for band, noted in ((lowest, 0), (widest, 0), (widest + 1, 1), (highest, 1)):
         found = heard_notes(policy, as_heard(policy, site_grid(policy, Kind.GRADIENT, band, np.array([1]))))

@@ -45,6 +45,7 @@ from tallystick.execution.rounding.grids import (
     RISES,
     activation_grid,
     activation_rule,
+    is_noise_only,
     site_grid,
 )
 from tallystick.execution.step import backward_of
@@ -110,13 +111,37 @@ def test_a_row_may_be_an_octave_wider_than_the_whole_whatever_its_noise(noise: f
 def test_a_gradient_that_is_more_than_noise_may_not_be_silenced_and_one_near_the_limit_may() -> None:
     silent = SiteGrid(0, NOISE_BAND, 4, False, [1])
     for relative, accepted in (
-        (2.0**-10, False),
-        (2.0**-9, True),
-    ):  # with safety 2**-7, 2**-6, four octaves below the widest band, 2**-2
-        own = yardstick(noise_of(relative), gradient_grid(-4))
+        (2.0**-14, False),
+        (2.0**-13, True),
+    ):  # with safety 2**-11, 2**-10, four octaves below the band from which on one that was noise is heard, 2**-6
+        own = yardstick(noise_of(relative), gradient_grid(-8))
         assert (own.compare_band(WEIGHT, silent)[1] is None) == accepted
     noise = yardstick(noise_of(1.0), silent)
     assert noise.compare_band(WEIGHT, silent)[1] is None
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+def test_a_gradient_that_was_noise_is_heard_where_it_is_clearly_more_and_one_that_was_heard_up_to_the_widest_band(
+    policy: Policy,
+) -> None:
+    """Between the two it stays what it was: what is near either limit is not heard in one step and silent in the next."""
+    silent, heard = (
+        site_grid(policy, Kind.GRADIENT, band, np.zeros(1, dtype=np.int64)) for band in (NOISE_BAND, -9)
+    )
+    widest = policy.gradient_band[1]
+    for previous, highest in ((None, widest), (heard, widest), (silent, -6)):
+        for band in range(-9, 2):
+            found = grid_for(policy, Kind.GRADIENT, noise_of(2.0 ** (band - policy.safety)), previous)
+            assert found is not None
+            assert is_noise_only(found) == (band > highest), (previous, band)
+
+
+def test_silence_is_all_of_a_gradient_only_where_everybody_hears_it() -> None:
+    for band, clear in ((-9, True), (-8, True), (-7, False), (-2, False)):
+        own = yardstick(noise_of(2.0 ** (band - 3)), gradient_grid(band))
+        assert (own.hears(WEIGHT), own.hears_clearly(WEIGHT)) == (True, clear)
+    assert not yardstick(noise_of(1.0), gradient_grid(NOISE_BAND)).hears_clearly(WEIGHT)
+    assert not Yardstick(FP32, Calibration()).hears_clearly(WEIGHT)
 
 
 def bf16_yardstick(noise: SiteNoise, grid: SiteGrid, *, is_trainers: bool = True) -> Yardstick:
@@ -165,8 +190,8 @@ def test_a_gradient_of_zeros_is_silent_up_to_the_loudest_noise_of_the_step_howev
 def test_the_floor_of_noise_may_not_be_higher_than_measured_noise_makes_it() -> None:
     measured = SiteGrid(0, NOISE_BAND, 4, False, [1])
     own = Yardstick(FP32, Calibration({WEIGHT: noise_of(2.0**-6)}, GridTable({WEIGHT: measured})))
-    # noise 2**-6, safety 2**3, two octaves and the three from the widest band up
-    highest = max(-6 + 3, 1 + NOISE_BAND) + 2 + 2 + 1
+    # noise 2**-6, safety 2**3, two octaves and the seven from the band up from which on it would be heard
+    highest = max(-6 + 3, 1 + NOISE_BAND) + 2 + 6 + 1
     for floor, accepted in ((highest, True), (highest + 1, False)):
         declared = SiteGrid(0, NOISE_BAND, 4, False, [floor - NOISE_BAND])
         assert (own.excess_floor(WEIGHT, declared, -1000, None)[0] is None) == accepted

@@ -194,14 +194,16 @@ def _grid_for(
 
 
 def _is_lucky(policy: Policy, measured: SiteNoise, grid: SiteGrid | None, previous: SiteGrid | None) -> bool:
-    """Whether a gradient of very few elements, known to be noise, only seems to be more: below its floor it is what it was.
+    """Whether a gradient of very few elements, known to be noise, only seems to be more: it is no larger than noise was.
 
-    A sum that cancels may move by nothing but its own last bit in one repetition.
+    A sum that cancels may move by nothing but its own last bit in one repetition. The floor lies the safety factor above what
+    noise was, or an octave above values that were too small beside theirs.
     """
     if policy.residue_bits or previous is None or not is_noise_only(previous) or measured.elements >= FEWEST:
         return False
     floor = int(previous.scales.min()) + previous.band
-    return grid is not None and not is_noise_only(grid) and exponent_above(measured.rms) <= floor
+    is_small = exponent_above(measured.rms) <= floor - policy.safety + 1
+    return is_small and grid is not None and not is_noise_only(grid)
 
 
 def zero_grid(policy: Policy, measured: SiteNoise, previous: SiteGrid | None, loudest: float) -> SiteGrid:
@@ -232,8 +234,9 @@ def grid_for(
     band = max(lowest, noise + safety_for(policy, measured))
     is_few = policy.residue_bits > 0 and kind == Kind.GRADIENT and measured.elements < SMALL_SITE
     finer = SMALL_FINER if is_few and band <= highest else 0
+    if kind == Kind.GRADIENT:
+        highest = loudest_band(policy, was_noise=previous is not None and is_noise_only(previous))
     if policy.residue_bits:
-        highest = loudest_band(policy) if kind == Kind.GRADIENT else highest
         band = within_room(band, noise, highest, previous, measured.elements)
         band += band == NOISE_BAND  # which means something else; residues have a bit more instead
     if band <= highest and not (kind == Kind.GRADIENT and measured.rms == 0.0):

@@ -55,13 +55,9 @@ WEIGHED_SLACK = 8.0  # times what moves are expected to come to in the optimizer
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
-HEARD_OCTAVES = (
-    2  # that the noise of a gradient may lie above what its declared band is for, where it is noise only here
-)
+HEARD_OCTAVES = 2  # of noise above what a declared band is for, where a gradient is noise only here
 HEARD_SCALE = 3  # octaves above its size without noise that the scale of such a gradient may lie
-UNMEASURED = (
-    4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
-)
+UNMEASURED = 4  # octaves below a band that a mean deviation is taken to be where none could be measured
 
 
 class Yardstick:
@@ -206,6 +202,12 @@ class Yardstick:
         own = self.measured.table.sites.get((Kind(place[0]), place[1]))
         return own is not None and not is_noise_only(own)
 
+    def hears_clearly(self, place: Site) -> bool:
+        """Whether a gradient is more than noise for anybody whose noise is within ``K`` of the auditor's own."""
+        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
+        clear = loudest_band(self.policy, was_noise=True) - BAND_OCTAVES
+        return own is not None and self.hears(place) and (own.residue_bits > 0 or own.band <= clear)
+
     def would_hear(self, place: Site) -> bool:
         """Whether the auditor would hear a gradient in this step, by what it measured last or in it."""
         return self._signals.get(place, self).hears(place)
@@ -319,7 +321,8 @@ class Yardstick:
         # Near the limit one machine may find a band too wide for the policy that fits on the other.
         least = scale_exponent(noise.relative)
         least += 1 if self.policy.residue_bits and self.is_trainers else self.policy.safety
-        if is_noise_only(own) or noise.rms == 0.0 or least + allowed >= loudest_band(self.policy):
+        is_near = least + allowed >= loudest_band(self.policy, was_noise=True)
+        if is_noise_only(own) or noise.rms == 0.0 or is_near:
             return 1.0, None, ""
         limit = f"a gradient of rms {noise.rms:.3g} with noise of {noise.largest:.3g}"
         return math.inf, limit, "nothing but noise, and silenced"
@@ -351,10 +354,9 @@ class Yardstick:
         grown = 0 if before is None or largest is None else min(max(0, largest - before), RISES + 1)
         risen = max(risen, grown)
         # An honest floor lies above its noise, and where the band would be too wide above the values.
-        spare = risen + max(0, -loudest_band(self.policy)) + 1
-        mine = self.measured.table.sites.get(
-            place
-        )  # of a gradient that is zero here it says how loud the others are
+        spare = risen + max(0, -loudest_band(self.policy, was_noise=True)) + 1
+        # Of a gradient that is zero here its grid says how loud the others are.
+        mine = self.measured.table.sites.get(place)
         zero = -1000 if mine is None or not is_noise_only(mine) else int(mine.scales.max()) + mine.band
         noisy = scale_exponent(noise.largest) + self.policy.safety
         return spare + max(noisy + octaves_allowed(noise.elements), zero + BAND_OCTAVES)
@@ -362,7 +364,7 @@ class Yardstick:
     @property
     def _largest_unheard(self) -> int | None:
         """The scale exponent of the largest gradient where all are noise only here; who hears some finds none below that."""
-        loudest = loudest_band(self.policy)
+        loudest = loudest_band(self.policy, was_noise=False)
         gradients = [noise for place, noise in self.noise.items() if place[0] == Kind.GRADIENT]
         size = max((max(one.rms, math.ldexp(one.largest, -loudest)) for one in gradients), default=0.0)
         return scale_exponent(size) if size > 0.0 else None

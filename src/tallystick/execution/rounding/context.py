@@ -277,7 +277,7 @@ class RecordingContext:
             noise = min(noise, measured + self._risen())
         if size < noise:
             return grid
-        lowest, highest = self.policy.gradient_band[0], loudest_band(self.policy)
+        lowest, highest = self.policy.gradient_band[0], loudest_band(self.policy, was_noise=True)
         scales = settled_scales(None, block_rms(x, grid.scales.size), self.policy.row_scales)
         band = max(lowest, noise - int(scales.max()))
         band += band == NOISE_BAND  # which means something else

@@ -274,6 +274,9 @@ class FollowingContext:
         if silenced is not None:
             at = silenced.reshape(-1).nonzero().reshape(-1)
             own = silenced.reshape(-1)[at]
+        elif not is_noise_only(grid) and not self.yardstick.would_hear(place):
+            at = flat.nonzero().reshape(-1)
+            own = torch.zeros_like(flat[at])
         else:
             _, at, moves = self.freedom.moves.get(
                 place, (0, torch.empty(0, dtype=torch.int64), torch.empty(0))
@@ -297,7 +300,7 @@ class FollowingContext:
         freedom, energy, quanta = self.freedom, self._headers.energy, 0.0
         if is_noise_only(grid):
             freedom.silenced += numel
-            if self.yardstick is not None and self.yardstick.hears(place):
+            if self.yardstick is not None and self.yardstick.hears_clearly(place):
                 shifted = energy  # as far as the gradient goes, it was moved
         elif grid.scales.size:
             self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)

@@ -25,9 +25,7 @@ ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor'
 ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
 ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where its noise does too
 LOUDER = 4  # octaves above a policy's widest band that the noise of a gradient may ask of residues
-LOUD = (
-    -6
-)  # the band of a gradient that is hardly more than its noise, from which on (docs/adr/0026, point 29)
+LOUD = -6  # the band from which on a gradient is hardly more than its noise (docs/adr/0026, 29 and 30)
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
 STILL = 1  # floor of a decision's grid: what lies exactly on a switching point there was seen never to move; else 0
 OUTGROWN = 2  # octaves above the scale at the last calibration, itself at most two too wide, from which on one is due
@@ -299,9 +297,16 @@ def bits_for(grid: SiteGrid, largest: int, least: int) -> int:
     return min(MOST_RESIDUE_BITS, max(least, largest - grid.floor - REACHED, grid.band - grid.floor + 2))
 
 
-def loudest_band(policy: Policy) -> int:
-    """Return the largest band exponent that the noise of a gradient may ask for; one louder is nothing but noise."""
-    return policy.gradient_band[1] + (LOUDER if policy.residue_bits else 0)
+def loudest_band(policy: Policy, *, was_noise: bool) -> int:
+    """Return the largest band exponent that the noise of a gradient may ask for; one louder is nothing but noise.
+
+    One that was nothing but noise when it was last measured is heard again where it is clearly more: what stays near either
+    limit is heard or silent, not both in turns (docs/adr/0026, point 30).
+    """
+    highest = policy.gradient_band[1]
+    if policy.residue_bits:
+        return highest + LOUDER
+    return min(LOUD, highest) if was_noise else highest
 
 
 def reach_of(grid: SiteGrid) -> float:

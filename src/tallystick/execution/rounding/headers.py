@@ -161,7 +161,7 @@ class HeaderChecks:
         if highest is None:
             return
         lowest = self.policy.gradient_band[0]
-        widest = min(loudest_band(self.policy), max(lowest, highest - int(grid.scales.max())))
+        widest = min(loudest_band(self.policy, was_noise=True), max(lowest, highest - int(grid.scales.max())))
         forms = [
             _form(as_heard(self.policy, site_grid(self.policy, Kind.GRADIENT, band, grid.scales)))
             for band in range(lowest, widest + 1)
