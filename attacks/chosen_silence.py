@@ -29,7 +29,7 @@ from tallystick.numerics.tensor_measures import block_rms
 from tallystick.roles.trainer import Order, record
 from tallystick.testing.attacks import must, play_attack
 
-STEPS, APART, NEARER = 800, "1e-4", "3e-5"  # nearer, honest machines do not hear it
+STEPS, APART, NEARER = 800, "1e-4", "2e-5"  # nearer, honest machines do not hear it
 LEAST, WIDEST = -4, -2  # the band from which on the trainer chooses, and in which it hears noise
 FIRST = 33  # step in which it begins
 

@@ -86,6 +86,14 @@ def test_an_attack_is_caught(path: Path, policy: str, tmp_path: Path) -> None:
     assert ("the bound, not a verdict" if quiet else BY.get(path.stem, "trainer loses")) in attack(stage)
 
 
+def test_noise_that_is_heard_where_it_suits_leads_where_the_auditor_does_not(tmp_path: Path) -> None:
+    script, stage = importlib.import_module("chosen_silence"), importlib.import_module("stage")
+
+    said = script.attack(stage.Stage(tmp_path, "fp32"), apart=script.NEARER, hears=True)
+
+    assert f"not_accepted: step {script.STEPS - 1}: {BY['chosen_silence']}" in said
+
+
 def test_an_attack_that_nobody_notices_is_told_apart(tmp_path: Path) -> None:
     """The control: the same honest parties, and nothing to notice."""
     stage = importlib.import_module("stage")
