@@ -631,3 +631,31 @@ def test_loss_must_be_one_number(zoo: Any, open_job: Any) -> None:
     job.loss = lambda model, batch: model(batch[0])
     with pytest.raises(InvalidInput, match=r"loss must be one number, got shape \[8, 5\]"):
         run_step(session, job, session.recording_context(session.table))
+
+
+class OwnRates(torch.optim.SGD):
+    """Descent whose rates of single parameters it keeps itself, by the parameter or by its number."""
+
+    def __init__(self, params: Any, *, by_number: bool) -> None:
+        super().__init__(params, lr=0.1)
+        self.by_number = by_number
+        self.rates = {self.key(p): 0.5 for group in self.param_groups for p in group["params"]}
+
+    def key(self, p: Tensor) -> Any:
+        return id(p) if self.by_number else p
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(self.rates[self.key(p)])
+        super().step(closure)
+
+
+def test_what_an_optimizer_keeps_by_its_parameters_is_copied_with_them() -> None:
+    """A copy of it looks its own parameters up; where that finds nothing, the reason is said and not a traceback."""
+    model = nn.Linear(4, 2)
+    Session(model, OwnRates(model.parameters(), by_number=False), policy=FP32, seed=1).prepare()
+    with pytest.raises(
+        InvalidInput, match=r"optimizer OwnRates: a copy of it, .* cannot take a step \(KeyError"
+    ):
+        Session(model, OwnRates(model.parameters(), by_number=True), policy=FP32, seed=1).prepare()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.execution.session.arithmetic import default_dtype
-from tallystick.execution.session.parameters import OF_A_SCALER, without_state
+from tallystick.execution.session.parameters import copy_what_is_its_own, without_state
 
 T = TypeVar("T")
 ELEMENTWISE = (
@@ -30,8 +30,6 @@ SETTLED = 2.0**-4
 """The share of its own size that counts as the way that an element was trained where it hardly trains any more."""
 USUAL = 2.0**-2
 """The same share of the median way of all elements: one that came back to where it began was trained too."""
-NOT_ITS_OWN = ("defaults", "param_groups", "state", *OF_A_SCALER)
-"""What is copied of an optimizer otherwise, or not at all."""
 PLAIN = (bool, int, float, str)  # what a copy has from the run before each step
 ROW_SLACK, LEAST_ROW = 8.0, 64
 """How much farther than a whole tensor a row may be led, and how many elements a row has at least."""
@@ -149,9 +147,7 @@ class _Whole:
             {id(p): (nn.Parameter(p.detach().to(torch.float64, copy=True)), p) for p in trained},
         )
         theirs = {key: own for key, (own, _) in whole.own.items()}
-        for name, value in vars(run).items():
-            if name not in NOT_ITS_OWN and not name.endswith("_hooks") and not callable(value):
-                setattr(whole.optimizer, name, copy.deepcopy(value, dict(theirs)))
+        copy_what_is_its_own(run, whole.optimizer, theirs)
         whole.optimizer.param_groups = [
             {
                 **copy.deepcopy(

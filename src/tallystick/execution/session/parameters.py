@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.session.arithmetic import default_dtype
 
 OF_A_SCALER = ("grad_scale", "found_inf")  # what a gradient scaler leaves on an optimizer for its next step
+NOT_ITS_OWN = ("defaults", "param_groups", "state", *OF_A_SCALER)
+"""What is copied of an optimizer otherwise, or not at all."""
 
 
 class TrainedParameters:
@@ -33,7 +35,7 @@ class TrainedParameters:
         densified: parameters whose gradients came sparse.
 
     Raises:
-        InvalidInput: the optimizer holds a tensor that is no parameter of the model.
+        InvalidInput: the optimizer holds a tensor that is no parameter of the model, or a copy of it cannot take steps.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -121,23 +123,27 @@ class TrainedParameters:
                 if jitter is not None and number == steps - 1:
                     stack.enter_context(JitterMode(jitter))
                 stack.enter_context(default_dtype(torch.float64))
-                clone.step()
+                with _naming(clone):
+                    clone.step()
         return {
             position: {"parameter": r.detach(), **clone.state.get(r, {})} for position, r in chosen.items()
         }
 
     def _replica(self) -> tuple[torch.optim.Optimizer, dict[int, nn.Parameter]]:
         """Return a copy of the optimizer without state and hooks, and the slices that it trains, by parameter position."""
-        clone = without_state(self.optimizer)
+        clone, own = without_state(self.optimizer), dict[int, nn.Parameter]()
         order = {id(p): position for position, (_, p) in enumerate(self.named)}
         chosen: dict[int, nn.Parameter] = {}
         for group in self.optimizer.param_groups:
             params: list[nn.Parameter] = []
             for p in group["params"]:
                 params.append(nn.Parameter(slice_of(p), requires_grad=p.requires_grad))
+                own[id(p)] = params[-1]
                 if id(p) in order:
                     chosen[order[id(p)]] = params[-1]
             clone.param_groups.append({**group, "params": params})
+        with _naming(clone):
+            copy_what_is_its_own(self.optimizer, clone, own)
         return clone, chosen
 
 
@@ -153,6 +159,37 @@ def without_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         if name.endswith("_hooks") and isinstance(getattr(clone, name), OrderedDict):
             setattr(clone, name, OrderedDict())
     return clone
+
+
+def copy_what_is_its_own(
+    optimizer: torch.optim.Optimizer, clone: torch.optim.Optimizer, own: Mapping[int, Tensor]
+) -> None:
+    """Give a ``clone`` copies of what an optimizer's class keeps of itself.
+
+    Args:
+        optimizer: that is copied.
+        clone: the copy so far.
+        own: the clone's parameters, by the number of the optimizer's object: they take its place in whatever is kept.
+    """
+    for name, value in vars(optimizer).items():
+        if name not in NOT_ITS_OWN and not name.endswith("_hooks") and not callable(value):
+            setattr(clone, name, copy.deepcopy(value, dict(own)))
+
+
+@contextmanager
+def _naming(clone: torch.optim.Optimizer) -> Generator[None]:
+    """Inside, whatever a copy raises is said of its class.
+
+    Raises:
+        InvalidInput: it raised that.
+    """
+    try:
+        yield
+    except Exception as problem:
+        raise InvalidInput(
+            f"optimizer {type(clone).__name__}: a copy of it, of slices of its parameters, cannot take a step "
+            f"({type(problem).__name__}: {str(problem)[:200]}); keep what belongs to a parameter in its ``state``"
+        ) from problem
 
 
 def _gradient(given: Tensor | None, factor: Tensor, number: int, *, exact: bool) -> Tensor:
