@@ -25,6 +25,9 @@ SHARED = {
     "own_labels_job",
     "preference_job",
     "wide_job",
+    "dropped_job",
+    "saddle_job",
+    "reference_job",
     "unused_expert_job",
     "adamw_job",
 }  # what the scripts have in common
@@ -40,6 +43,7 @@ ALSO_FP64 = {
     "heard_noise",
     "other_form",
     "own_labels",
+    "saddle",
     "steered_log",
     "wide_band",
     "wide_scale",
@@ -55,6 +59,8 @@ BY = {
     "chosen_floors": "by notes: led by", "heard_noise": "the audit",
     "always_silent": "quality.weight: way that the log's choices led it",
     "moved_once": "quality.weight: way that the log's choices led it", "chosen_silence": "quality.weight: way that the log's",
+    "zero_when_measured": "not_accepted: step 5: ", "silence_by_size": "quality.weight: way that the log's",
+    "saddle": "quality.weight: way that the log's",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",
     "led_buffer": "the audit: not_accepted: step 1: model/buffer/mean",
@@ -92,6 +98,14 @@ def test_noise_that_is_heard_where_it_suits_leads_where_the_auditor_does_not(tmp
     said = script.attack(stage.Stage(tmp_path, "fp32"), apart=script.NEARER, hears=True)
 
     assert f"not_accepted: step {script.STEPS - 1}: {BY['chosen_silence']}" in said
+
+
+def test_a_gradient_that_is_zero_where_noise_is_measured_may_not_stay_silent_in_the_whole_run(
+    tmp_path: Path,
+) -> None:
+    script, stage = importlib.import_module("zero_when_measured"), importlib.import_module("stage")
+
+    assert "not_accepted: step " in script.attack(stage.Stage(tmp_path, "fp32"), script.LIKED)
 
 
 def test_an_attack_that_nobody_notices_is_told_apart(tmp_path: Path) -> None:

@@ -23,14 +23,15 @@ from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.own_path import OwnPath
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
-from tallystick.execution.noise.yardstick import Yardstick, with_larger, without_values
+from tallystick.execution.noise.yardstick import Yardstick, with_larger
 from tallystick.execution.rounding.following import FollowingContext
-from tallystick.execution.rounding.grids import Site
+from tallystick.execution.rounding.grids import Site, scale_exponent
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
+from tallystick.numerics.tensor_measures import block_rms
 from tallystick.roles.bending import StepBend, TensorBend, bend_of
 
 REPEATS = 3
@@ -71,10 +72,12 @@ class Acceptance:
     Attributes:
         limits: the caller's.
         freedom: what is found, over all steps.
+        origin: the trained parameters as the run began; none if the first steps repeated begin with these.
     """
 
     limits: Limits
     freedom: Freedom
+    origin: list[Tensor] = field(default_factory=list[Tensor])
     _yardstick: Yardstick | None = None
     _kept: Yardstick | None = None
     _excesses: list[tuple[int, Excess]] = field(default_factory=list[tuple[int, Excess]])
@@ -84,7 +87,7 @@ class Acceptance:
     _measured: int = 0
     _travelled: float = 0.0
     _weighing: Weighing | None = None
-    _own: OwnPath = field(default_factory=OwnPath)
+    _own: OwnPath = field(default_factory=lambda: OwnPath([], []))
     _bends: dict[str, TensorBend] = field(default_factory=dict[str, TensorBend])
     _before: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -93,10 +96,12 @@ class Acceptance:
         self._before = copy.deepcopy({"freedom": vars(self.freedom), "bends": self._bends})
         if self._end != session.step:
             self._yardstick, self._kept = self._kept, None
-        self._weights = _copied(session)
+        self._weights = copied(session)
         if self._end != session.step:
-            self._travelled, self._first = self.freedom.distance, _copied(session)
-            self._own = OwnPath()
+            self._travelled, self._first = self.freedom.distance, copied(session)
+            if session.step == 0 or not self.origin:
+                self.origin = self._first
+            self._own = OwnPath(self._first, self.origin)
             self.freedom.leave_out_steps()
         if (
             self._end != session.step
@@ -117,14 +122,14 @@ class Acceptance:
         self._kept = self._yardstick if keeping else None
         vars(self.freedom).update(self._before["freedom"])
         self._bends = self._before["bends"]
-        self._own = OwnPath()  # the next begins anew
+        self._own = OwnPath([], [])  # the next begins anew
         self._excesses, self._end = [], -1
 
     def end(self, session: Session) -> list[tuple[int, Excess]]:
         """Return what exceeded a limit since ``begin``, with the step in which it first did."""
         self._end = session.step
         self.freedom.distance = self._travelled + _distance(_tensors(session), self._first)
-        led = self._own.shares(session.parameters, self._first)
+        led = self._own.shares(session.parameters)
         self.freedom.led = max(self.freedom.led, *led.values(), 0.0)
         found, self._excesses = self._excesses, []
         return found + [(max(session.step - 1, 0), excess) for excess in self._of_limits(session, led)]
@@ -166,15 +171,17 @@ class Acceptance:
             if own is not None and is_trainers and not session.chooses_grids(session.step):
                 measured = with_larger(session.policy, measured, own.measured)
             elif earlier is None or not is_trainers:
-                measured = without_values(measured)
+                # Where an audit begins, the grids of gradients that were exactly zero are the trainer's word.
+                zero = {place for place, n in measured.noise.items() if n.rms == n.largest == 0.0}
+                measured = measured.without({place for place in zero if place[0] == Kind.GRADIENT})
             self._yardstick = Yardstick(session.policy, measured, own, is_trainers=is_trainers)
 
     @contextmanager
     def watching(self, session: Session, context: FollowingContext, backward: Backward) -> Generator[None]:
         """Inside, a step whose decisions the log moved is repeated with the follower's own, and the gradients compared.
 
-        A gradient that no step had when the noise was measured is measured in this one, and one that the log calls more than
-        noise between two measurements.
+        A gradient that no step had when the noise was measured, or no value but zero, is measured in this one, and so is one
+        that has outgrown the noise that it was, or that the log calls more than noise between two measurements.
         """
         if self._yardstick is None:
             yield
@@ -183,18 +190,28 @@ class Acceptance:
         def measure() -> None:
             assert self._yardstick is not None
             known = self._yardstick
-            places = [
-                (int(Kind.GRADIENT), n) for n, (_, p) in enumerate(session.parameters) if _has_gradient(p)
-            ]
-            unknown = {place for place in places if known.lacks(place)}
-            heard = {place for place in places if context.newly_heard(place) and not known.hears(place)}
-            if unknown or heard:
+            gradients = {
+                (int(Kind.GRADIENT), n): p.grad
+                for n, (_, p) in enumerate(session.parameters)
+                if p.grad is not None and bool(p.grad.any())
+            }
+            floors = {place: known.floor_of_noise(place) for place in gradients}
+            grown = {
+                place
+                for place, floor in floors.items()
+                if floor is not None and scale_exponent(float(block_rms(gradients[place], 1)[0])) >= floor
+            }
+            unknown = {place for place in gradients if known.lacks(place)}
+            unknown |= {place for place in grown - unknown if known.noise[place].rms == 0.0}
+            heard = {place for place in gradients if context.newly_heard(place) and not known.hears(place)}
+            if unknown or heard or grown:
                 with session.interlude():
                     self._measure(session, backward, is_trainers=False)
                 # What is known already is held against the step for which the trainer measured it too.
+                measured = known.measured.without(unknown)
                 self._yardstick = Yardstick(
-                    session.policy, known.measured, self._yardstick, is_trainers=known.is_trainers
-                ).with_signal(self._yardstick, heard - unknown)
+                    session.policy, measured, self._yardstick, is_trainers=known.is_trainers
+                ).with_signal(self._yardstick, (heard | grown) - unknown)
                 context.hold_against(self._yardstick)
             self._note_bend(session, context, bend_of(session, context, backward))
 
@@ -245,10 +262,11 @@ class Acceptance:
         at: Tensor,
         own: Tensor,
         is_loud: bool,
+        is_all: bool,
     ) -> None:
         """Note where the follower's own rounding would have given other values than the log's."""
         _, p = session.parameters[ordinal]
-        self._own.note(session.optimizer, ordinal, p, gradient, at, own, is_loud=is_loud)
+        self._own.note(session.optimizer, ordinal, p, gradient, at, own, is_loud=is_loud, is_all=is_all)
 
     def count(self, session: Session, context: FollowingContext) -> None:
         """Count in what the step just done showed."""
@@ -305,15 +323,12 @@ class Acceptance:
         return found
 
 
-def _has_gradient(p: Tensor) -> bool:
-    return p.grad is not None and bool(p.grad.any())
-
-
 def _tensors(session: Session) -> list[Tensor]:
     return [p.detach() for _, p in session.parameters]
 
 
-def _copied(session: Session) -> list[Tensor]:
+def copied(session: Session) -> list[Tensor]:
+    """Return copies of the parameters that a session trains, as they are."""
     return [tensor.clone() for tensor in _tensors(session)]
 
 

@@ -20,7 +20,7 @@ from tallystick.execution.noise.freedom import Excess
 from tallystick.execution.program import verify_program
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
-from tallystick.roles.acceptance import Acceptance, Limits
+from tallystick.roles.acceptance import Acceptance, Limits, copied
 from tallystick.roles.audit_report import (
     ACCUSING,
     BATCH_DIGEST,
@@ -103,7 +103,7 @@ def audit(
         report.segments = [SegmentResult(a, b, "cannot_reproduce", list(found)) for a, b in segments]
         return report
     report.environment = environment_differences(specification)
-    replay.acceptance = Acceptance(limits or Limits(), report.freedom)
+    replay.acceptance = Acceptance(limits or Limits(), report.freedom, origin=copied(replay.session))
     run = _RunAudit(replay, directory, transcript, report, progress)
     try:
         for start, end in segments:

@@ -507,15 +507,22 @@ def test_a_silenced_gradient_is_moved_by_all_that_it_is_where_the_follower_hears
 
 
 def told(
-    policy: Policy, y: Tensor, frame: bytes | Frame, log: SiteGrid, own: SiteGrid, *, is_loud: bool
+    policy: Policy,
+    y: Tensor,
+    frame: bytes | Frame,
+    log: SiteGrid,
+    own: SiteGrid,
+    *,
+    is_loud: bool,
+    is_all: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a gradient as followed, and which elements would have had which other value by the follower's own measurement."""
     noise = SiteNoise(2.0**-9, np.ones(1, dtype=np.int64), 1.5, 0.0, 4096)
     yardstick = Yardstick(policy, Calibration({(Kind.GRADIENT, 0): noise}, table_of(policy, own)))
-    given: list[tuple[int, Tensor, Tensor, Tensor, bool]] = []
+    given: list[tuple[int, Tensor, Tensor, Tensor, bool, bool]] = []
     followed(policy, y, frame, table_of(policy, log), yardstick=yardstick, own=lambda *one: given.append(one))
-    ((ordinal, out, at, values, loud),) = given
-    assert (ordinal, loud) == (0, is_loud)
+    ((ordinal, out, at, values, loud, whole),) = given
+    assert (ordinal, loud, whole) == (0, is_loud, is_all)
     return out, at, values
 
 
@@ -537,12 +544,12 @@ def test_what_one_calls_noise_and_the_other_does_not_would_have_been_all_or_noth
     x, grid = gradient(), gradient_grid(policy)
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([2 - NOISE_BAND]))  # the rms of x is 1.5
 
-    out, at, values = told(policy, x.clone(), Frame(), silent, grid, is_loud=True)
+    out, at, values = told(policy, x.clone(), Frame(), silent, grid, is_loud=True, is_all=True)
     assert not out.any()
     assert at.tolist() == list(range(4096))
     assert torch.equal(values, x)
 
-    out, at, values = told(policy, x.clone(), Frame(), grid, silent, is_loud=True)
+    out, at, values = told(policy, x.clone(), Frame(), grid, silent, is_loud=True, is_all=True)
     assert out.any()
     assert at.tolist() == out.nonzero().reshape(-1).tolist()
     assert not values.any()
@@ -691,9 +698,9 @@ def heard_notes(policy: Policy, now: SiteGrid, *, values: bool = True) -> list[s
 
 @POLICIES
 def test_a_gradient_that_is_heard_again_has_the_band_that_its_floor_asks_for(policy: Policy) -> None:
-    """Its floor was 2**-20, its scale is 2**1; two octaves, one, and those from the loudest band to 1 are the auditor's doubt."""
+    """Its floor was 2**-20, its scale is 2**1; two octaves and one are the auditor's doubt."""
     lowest, highest = policy.gradient_band[0], loudest_band(policy, was_noise=True)
-    widest = max(lowest, -20 + 2 + 1 - highest - 1)
+    widest = max(lowest, -20 + 2 + 1 - 1)
     for band, noted in ((lowest, 0), (widest, 0), (widest + 1, 1), (highest, 1)):
         found = heard_notes(policy, as_heard(policy, site_grid(policy, Kind.GRADIENT, band, np.array([1]))))
         assert len([each for each in found if f"a band of 2**{widest} at most" in each]) == noted, band

@@ -191,10 +191,17 @@ def test_the_floor_of_noise_may_not_be_higher_than_measured_noise_makes_it() -> 
     measured = SiteGrid(0, NOISE_BAND, 4, False, [1])
     own = Yardstick(FP32, Calibration({WEIGHT: noise_of(2.0**-6)}, GridTable({WEIGHT: measured})))
     # noise 2**-6, safety 2**3, two octaves and the seven from the band up from which on it would be heard
-    highest = max(-6 + 3, 1 + NOISE_BAND) + 2 + 6 + 1
-    for floor, accepted in ((highest, True), (highest + 1, False)):
-        declared = SiteGrid(0, NOISE_BAND, 4, False, [floor - NOISE_BAND])
-        assert (own.excess_floor(WEIGHT, declared, -1000, None)[0] is None) == accepted
+    highest = max(-6 + 3 + 2 + 6, 1 + NOISE_BAND + 2) + 1
+    zero = Yardstick(
+        FP32, Calibration({WEIGHT: replace(noise_of(2.0**-6), rms=0.0)}, GridTable({WEIGHT: measured}))
+    )
+    for yardstick, allowed in (
+        (own, highest),
+        (zero, 1 + NOISE_BAND + 2 + 1),
+    ):  # of zeros there is no size that noise hides
+        for floor, accepted in ((allowed, True), (allowed + 1, False)):
+            declared = SiteGrid(0, NOISE_BAND, 4, False, [floor - NOISE_BAND])
+            assert (yardstick.excess_floor(WEIGHT, declared, -1000, None)[0] is None) == accepted
 
 
 def test_floors_rise_with_the_largest_gradient_also_where_none_was_more_than_noise() -> None:

@@ -117,7 +117,7 @@ def take_step(auditor: Acceptance, now: Any, own: float) -> None:
     """Take a step of which the log chose the gradient of one element, four, where the auditor's is ``own``."""
     context: Any = SimpleNamespace(freedom=StepFreedom(), excesses=[])
     gradient = torch.tensor([4.0, 0.0, 0.0, 0.0])
-    auditor._note_own(now, 0, gradient, torch.tensor([0]), torch.tensor([own]), False)
+    auditor._note_own(now, 0, gradient, torch.tensor([0]), torch.tensor([own]), False, False)
     now.parameters[0][1].grad = gradient
     now.optimizer.step()
     now.step += 1
@@ -360,18 +360,20 @@ def test_an_audit_that_begins_in_mid_run_has_not_measured_what_was_exactly_zero(
 
 
 @pytest.mark.parametrize(
-    ("newly", "by_last", "by_now", "measured"),
+    ("newly", "by_last", "by_now", "size", "measured"),
     [
-        (True, False, False, True),
-        (True, False, True, True),
-        (True, True, True, False),
-        (False, False, False, False),
+        (True, False, False, 0.5, True),
+        (True, False, True, 0.5, True),
+        (True, True, True, 0.5, False),
+        (False, False, False, 0.5, False),
+        (False, False, True, 0.75, True),
+        (False, True, True, 0.75, False),
     ],
 )
-def test_what_a_log_calls_more_than_noise_between_two_measurements_is_measured_in_that_step(
-    monkeypatch: pytest.MonkeyPatch, newly: bool, by_last: bool, by_now: bool, measured: bool
+def test_what_a_log_calls_more_than_noise_or_has_outgrown_it_between_two_measurements_is_measured_in_that_step(
+    monkeypatch: pytest.MonkeyPatch, newly: bool, by_last: bool, by_now: bool, size: float, measured: bool
 ) -> None:
-    """Its noise explains any rounding, and an optimizer may make full steps of the smallest gradient."""
+    """Its noise explains any rounding, and an optimizer may make full steps of the smallest gradient; its floor is 2**0."""
     place, policy = (Kind.GRADIENT, 0), POLICIES["fp32"]
     noise = SiteNoise(0.25, np.zeros(1, dtype=np.int64), 1.0, 0.25, 4, exact=2.0**-30)
     loud = site_grid(policy, Kind.GRADIENT, -2, np.array([1]))
@@ -387,7 +389,7 @@ def test_what_a_log_calls_more_than_noise_between_two_measurements_is_measured_i
     monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
     now, auditor = session(step=1), Acceptance(Limits(), Freedom())
     now.listeners, now.interlude = SimpleNamespace(gradients=None), nullcontext
-    now.parameters[0][1].grad = torch.ones(4)
+    now.parameters[0][1].grad = torch.full((4,), size)
     context: Any = auditor.follow(now, encode_frame(Frame()), lambda context: None)
     context.newly_heard, context.freedom, context.excesses = lambda place: newly, StepFreedom(), []
     context.hold_against = lambda yardstick: setattr(context, "yardstick", yardstick)
@@ -411,3 +413,37 @@ def test_what_begins_after_steps_that_are_left_out_is_held_against_their_noise()
         auditor._end = 3
         auditor.begin(session(step=7))
         assert auditor._yardstick is None
+
+
+@pytest.mark.parametrize(("size", "measured"), [(0.5, False), (0.75, True)])
+def test_a_gradient_that_was_exactly_zero_is_measured_when_it_has_outgrown_the_noise_of_others(
+    monkeypatch: pytest.MonkeyPatch, size: float, measured: bool
+) -> None:
+    """Else a trainer that measures where it is zero hears it or not, as it likes; what is found holds from then on."""
+    place, policy = (Kind.GRADIENT, 0), POLICIES["fp32"]
+    zero = SiteNoise(0.0, np.zeros(1, dtype=np.int64), 0.0, 0.0, 4)
+    noise = SiteNoise(2.0**-12, np.zeros(1, dtype=np.int64), size, 2.0**-12, 4)
+    silent, loud = (site_grid(policy, Kind.GRADIENT, band, np.array([1])) for band in (NOISE_BAND, -9))
+    found = iter([(zero, silent), (noise, loud)])
+
+    def calibrate(*given: object, **more: object) -> Calibration:
+        seen, grid = next(found)
+        return Calibration({place: seen}, GridTable({place: grid}))
+
+    monkeypatch.setattr(acceptance, "calibrate", calibrate)
+    monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
+    now, auditor = session(step=0), Acceptance(Limits(), Freedom())
+    now.listeners, now.interlude, now.is_calibrated = (
+        SimpleNamespace(gradients=None),
+        nullcontext,
+        lambda frame: True,
+    )
+    context: Any = auditor.follow(now, encode_frame(Frame()), lambda context: None)
+    now.parameters[0][1].grad = torch.full((4,), size)
+    context.newly_heard, context.freedom, context.excesses = lambda place: False, StepFreedom(), []
+    context.hold_against = lambda yardstick: None
+    with auditor.watching(now, context, lambda context: None):
+        now.listeners.gradients()
+    assert auditor._yardstick is not None
+    assert (auditor._yardstick.hears(place), auditor._yardstick.would_hear(place)) == (measured, measured)
+    assert auditor._yardstick.noise[place] is (noise if measured else zero)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -81,6 +82,12 @@ class Calibration:
     steady: bool = True
     weighed: float = 0.0
     weights: dict[Site, float] = field(default_factory=dict[Site, float])
+
+    def without(self, places: Collection[tuple[int, int]]) -> Calibration:
+        """Return the same without the noise and the grids of ``places``: as if they had never been measured."""
+        noise = {place: noise for place, noise in self.noise.items() if place not in places}
+        table = GridTable({at: grid for at, grid in self.table.sites.items() if at not in places})
+        return replace(self, noise=noise, table=table)
 
 
 def exponent_above(value: float) -> int:

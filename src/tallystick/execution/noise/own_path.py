@@ -26,13 +26,13 @@ ELEMENTWISE = (
 )  # fmt: skip
 """Optimizers that update each element by itself; of any other all tensors are kept whole."""
 OF_ALL = ("eta", "mu", "mu_product", "step")  # what these keep of a parameter, whatever its shape: one number
-SETTLED = 2.0**-4
-"""The share of its own size that counts as the way that an element was trained where it hardly trains any more."""
 USUAL = 2.0**-2
-"""The same share of the median way of all elements: one that came back to where it began was trained too."""
+"""The share of the median way of all elements that is the least way of one: one that came back was trained too."""
 PLAIN = (bool, int, float, str)  # what a copy has from the run before each step
 ROW_SLACK, LEAST_ROW = 8.0, 64
 """How much farther than a whole tensor a row may be led, and how many elements a row has at least."""
+AT_ONCE_SLACK = 4.0
+"""How much farther a tensor may be led of its way so far where all of a gradient is chosen: an unstable run magnifies it."""
 LOUD_SLACK = 0.25  # the same of a tensor, and of its rows, whose gradient was hardly more than its noise where the log chose
 
 
@@ -47,6 +47,8 @@ class _OwnTensor:
         row: how many elements of the parameter are a row.
         farthest: how far each was from the run's at any time, float64[k].
         is_loud: whether the log chose in a step in which the gradient was hardly more than its noise.
+        is_all: whether what the log chose of this step is the whole gradient.
+        at_once: the largest share of the way so far that it was led after such a step.
     """
 
     optimizer: torch.optim.Optimizer
@@ -55,6 +57,8 @@ class _OwnTensor:
     row: int
     farthest: Tensor
     is_loud: bool = False
+    is_all: bool = False
+    at_once: float = 0.0
 
     def of(self, values: Tensor) -> Tensor:
         """Return of values of the whole parameter, n in any shape, those of the elements that are kept, float64[k]."""
@@ -81,16 +85,16 @@ class _OwnTensor:
         apart = (self.of(p) - self.p.detach().reshape(-1)).abs()
         self.farthest = torch.maximum(self.farthest, apart)
 
-    def share(self, now: Tensor, first: Tensor) -> float:
-        """Return how far the log led the parameter, which began as ``first``: the root of the mean square over its elements.
+    def share(self, now: Tensor, first: Tensor, origin: Tensor) -> float:
+        """Return how far the log led the parameter: the root of the mean square over its elements, a row's if that is much more.
 
-        Each counts by how far it was led over its own way, once at most: from where it began to where the follower's own leads
-        it; at least ``SETTLED`` of its size, and a share of the median way of all. So what else stands in a tensor trains as it
-        likes, and pays for little.
+        Each counts by how far it was led over its own way, once at most: from where it began, ``first``, to where the follower's
+        own leads it, or to there from where the run began, ``origin``; and a share of the median way of all at least. So what
+        else stands in a tensor trains as it likes, and pays for little.
         """
         began = self.of(first)
-        trained = torch.maximum((self.p.detach().reshape(-1) - began).abs(), SETTLED * began.abs())
-        trained = trained.clamp(min=USUAL * float((now.detach() - first).abs().double().median()))
+        trained = torch.maximum((self.p.detach().reshape(-1) - began).abs(), (began - self.of(origin)).abs())
+        trained = trained.clamp(min=USUAL * float((now.detach() - origin).abs().double().median()))
         ratio = torch.where(self.farthest == 0.0, 0.0, self.farthest / trained)
         squares = torch.where(trained.isfinite(), ratio, 1.0).nan_to_num(1.0).clamp(max=1.0).square()
         whole = float(squares.sum() / first.numel()) ** 0.5
@@ -101,7 +105,7 @@ class _OwnTensor:
                 0, at // self.row, squares
             )
             whole = max(whole, float(sums.max() / self.row) ** 0.5 / ROW_SLACK)
-        return whole / LOUD_SLACK if self.is_loud else whole
+        return whole
 
     def _extend(self, p: nn.Parameter, held: dict[str, Any], at: Tensor) -> None:
         """Keep elements ``at`` of ``p`` too, as they are before the step; ``held`` is what the run's optimizer keeps of it."""
@@ -179,10 +183,13 @@ class OwnPath:
     """The elements that a log ever chose, as the follower's own rounding leaves them; from where an audit begins.
 
     Attributes:
+        first, origin: all parameters, by number, as an audit and as the run began.
         tensors: by number of the parameter.
         problem: why a copy of the optimizer cannot take its steps; None if it can.
     """
 
+    first: Sequence[Tensor]
+    origin: Sequence[Tensor]
     tensors: dict[int, _OwnTensor] = field(default_factory=dict[int, _OwnTensor])
     problem: str | None = None
     _whole: _Whole | None = None
@@ -198,6 +205,7 @@ class OwnPath:
         own: Tensor,
         *,
         is_loud: bool = False,
+        is_all: bool = False,
     ) -> None:
         """Note the gradient of a step that the run's optimizer has not taken yet.
 
@@ -209,6 +217,7 @@ class OwnPath:
             at: int64[k], in order: elements for which the follower's own is another one.
             own: float[k]: which.
             is_loud: whether the gradient is hardly more than its noise.
+            is_all: whether it is all of the gradient that the log chose.
         """
         known = self.tensors.get(ordinal)
         if type(run) in ELEMENTWISE:
@@ -226,7 +235,10 @@ class OwnPath:
                 self._is_fresh = True
         if known is not None:
             self.tensors[ordinal], kept = known, known
-            kept.is_loud = kept.is_loud or (is_loud and at.numel() > 0)
+            kept.is_loud, kept.is_all = (
+                kept.is_loud or (is_loud and at.numel() > 0),
+                is_all and at.numel() > 0,
+            )
             self._attempt(run, lambda: kept.begin_step(p, run.state.get(p, {}), gradient, at, own))
 
     def step(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -236,15 +248,20 @@ class OwnPath:
             for optimizer in {id(own.optimizer): own.optimizer for own in noted.values()}.values():
                 self._attempt(optimizer, optimizer.step)
             for ordinal, own in noted.items():
-                own.end_step(parameters[ordinal][1])
+                p = parameters[ordinal][1]
+                own.end_step(p)
+                if own.is_all:
+                    own.at_once = max(own.at_once, own.share(p, self.first[ordinal], self.origin[ordinal]))
         self._is_fresh = False
 
-    def shares(
-        self, parameters: Sequence[tuple[str, nn.Parameter]], first: Sequence[Tensor]
-    ) -> dict[str, float]:
-        """Return how far the log led those of ``parameters`` that are kept, by name; they began as ``first``."""
+    def shares(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> dict[str, float]:
+        """Return how far the log led those of ``parameters`` that are kept, by name, in the unit of the policy's limit."""
         return {
-            parameters[ordinal][0]: own.share(parameters[ordinal][1], first[ordinal])
+            parameters[ordinal][0]: max(
+                own.share(parameters[ordinal][1], self.first[ordinal], self.origin[ordinal])
+                / (LOUD_SLACK if own.is_loud else 1.0),
+                own.at_once / AT_ONCE_SLACK,
+            )
             for ordinal, own in self.tensors.items()
         }
 

@@ -197,6 +197,13 @@ class Yardstick:
         """Whether a site's noise has never been measured, so that only the trainer's word says what it is."""
         return place not in self.noise
 
+    def floor_of_noise(self, place: Site) -> int | None:
+        """Return the scale exponent from which on the trainer of a gradient that was nothing but noise measures it again."""
+        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
+        if own is None or not is_noise_only(own) or self.policy.autocast:
+            return None
+        return int(own.scales.min()) + own.band
+
     def hears(self, place: Site) -> bool:
         """Whether a gradient is more than noise by the auditor's own measurement."""
         own = self.measured.table.sites.get((Kind(place[0]), place[1]))
@@ -346,20 +353,20 @@ class Yardstick:
         ``largest`` is the scale exponent of the step's largest gradient, with which such floors rise and fall; ``risen`` by how
         many octaves the trainer's own do, of those that it heard when it measured.
         """
-        noise = self.noise.get(place)
-        if noise is None:
+        noise, mine = self.noise.get(place), self.measured.table.sites.get(place)
+        if noise is None or (noise.rms == 0.0 and self.hears(place)):
             return None
         before = largest_scale(self.measured.table)
         before = self._largest_unheard if before is None else before
         grown = 0 if before is None or largest is None else min(max(0, largest - before), RISES + 1)
         risen = max(risen, grown)
         # An honest floor lies above its noise, and where the band would be too wide above the values.
-        spare = risen + max(0, -loudest_band(self.policy, was_noise=True)) + 1
+        spare = max(0, -loudest_band(self.policy, was_noise=True))
         # Of a gradient that is zero here its grid says how loud the others are.
-        mine = self.measured.table.sites.get(place)
         zero = -1000 if mine is None or not is_noise_only(mine) else int(mine.scales.max()) + mine.band
         noisy = scale_exponent(noise.largest) + self.policy.safety
-        return spare + max(noisy + octaves_allowed(noise.elements), zero + BAND_OCTAVES)
+        noisy = -1000 if noise.rms == 0.0 else noisy + octaves_allowed(noise.elements) + spare
+        return risen + 1 + max(noisy, zero + BAND_OCTAVES)
 
     @property
     def _largest_unheard(self) -> int | None:
@@ -418,23 +425,6 @@ def _only_widens(policy: Policy, site: tuple[Kind, int], measured: Calibration, 
     doubt = octaves_allowed(before.noise[site].elements) + KERNEL_OCTAVES
     loudest = site_grid(policy, Kind.GRADIENT, min(old.band + doubt, policy.gradient_band[1]), old.scales)
     return is_loud(policy, loudest, now.band)
-
-
-def without_values(measured: Calibration) -> Calibration:
-    """Return ``measured`` without gradients that were exactly zero: where an audit begins, their grids are the trainer's word.
-
-    They are measured when their values come.
-    """
-    zero = {
-        place
-        for place, n in measured.noise.items()
-        if place[0] == Kind.GRADIENT and n.rms == n.largest == 0.0
-    }
-    return replace(
-        measured,
-        noise={place: noise for place, noise in measured.noise.items() if place not in zero},
-        table=GridTable({at: grid for at, grid in measured.table.sites.items() if at not in zero}),
-    )
 
 
 def octaves_allowed(elements: int) -> int:

@@ -81,7 +81,7 @@ class FollowingContext:
     excesses: list[tuple[Site | None, Excess]] = field(default_factory=list[tuple[Site | None, Excess]])
     site_name: Callable[[Site], str] = str
     weigh: Callable[[int, Tensor, Tensor, Tensor], Weight] | None = None
-    own: Callable[[int, Tensor, Tensor, Tensor, bool], None] | None = None
+    own: Callable[[int, Tensor, Tensor, Tensor, bool, bool], None] | None = None
     is_first: bool = False
     chooses: bool = True
     _micro_batch: int = 0
@@ -270,7 +270,7 @@ class FollowingContext:
         """Tell where the follower's own rounding would have given a gradient that is now rounded other values."""
         if self.own is None or self.yardstick is None:
             return
-        flat, hardly_heard = out.detach().reshape(-1), True
+        flat, hardly_heard, is_all = out.detach().reshape(-1), True, True
         if silenced is not None:
             at = silenced.reshape(-1).nonzero().reshape(-1)
             own = silenced.reshape(-1)[at]
@@ -282,8 +282,9 @@ class FollowingContext:
                 place, (0, torch.empty(0, dtype=torch.int64), torch.empty(0))
             )
             at = at.to(flat.device)
-            own, hardly_heard = flat[at].double() - moves.to(flat.device), is_hardly_heard(grid)
-        self.own(place[1], out, at, own, hardly_heard)
+            own = flat[at].double() - moves.to(flat.device)
+            hardly_heard, is_all = is_hardly_heard(grid), False
+        self.own(place[1], out, at, own, hardly_heard, is_all)
 
     def _note_moves(self, place: Site, out: Tensor, own: Tensor) -> None:
         """Note which elements the log moved, and by how much."""
