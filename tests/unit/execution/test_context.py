@@ -570,6 +570,28 @@ def scale_excesses(scale: int, largest: float) -> list[str]:
     return [excess.own for _, excess in context.excesses if excess.own.startswith("scale")]
 
 
+@POLICIES
+def test_a_gradient_is_newly_heard_where_its_trainers_last_measurement_did_not_hear_it(
+    policy: Policy,
+) -> None:
+    """That is measured in the step, and held against what is found; what is measured in it anyway is held against that."""
+    heard, silent = gradient_grid(policy), site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([1]))
+    other = site_grid(policy, Kind.BUFFER, policy.buffer_band[0], np.array([1]))
+    for now, base, is_new in (
+        (heard, {GRADIENT: silent}, True),
+        (heard, {(Kind.BUFFER, 7): other}, True),
+        (heard, {GRADIENT: heard}, False),
+        (silent, {GRADIENT: silent}, False),
+        (heard, {}, False),  # the trainer measured in this step
+    ):
+        context = FollowingContext(policy, table_of(policy, now), Frame(), GridTable(base))
+        assert context.newly_heard(GRADIENT) == is_new
+        assert context._headers.newly_heard(GRADIENT, now) == (is_new or not base)
+        context.hold_overdue()
+        assert not context.newly_heard(GRADIENT)
+        assert context._headers.newly_heard(GRADIENT, now) == (now is heard)
+
+
 def test_a_scale_above_the_rule_is_noted_from_the_first_octave_on() -> None:
     """The values have 2**1, and noise that could make it 2**2 is eight times the largest deviation at most."""
     assert scale_excesses(1, 0.0) == []
