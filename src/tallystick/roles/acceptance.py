@@ -101,7 +101,8 @@ class Acceptance:
             self._travelled, self._first = self.freedom.distance, copied(session)
             if session.step == 0 or not self.origin:
                 self.origin = self._first
-            self._own = OwnPath(self._first, self.origin)
+            is_general = session.policy.optimizer_arithmetic == "general"
+            self._own = OwnPath(self._first, self.origin, is_general=is_general)
             self.freedom.leave_out_steps()
         if (
             self._end != session.step

@@ -16,9 +16,11 @@ from tallystick.execution.noise.own_path import (
     LEAST_ROW,
     LOUD_SLACK,
     ROW_SLACK,
+    STATE,
     USUAL,
     OwnPath,
 )
+from tallystick.numerics.rounding import round_recorded
 
 STEPS, AT = 12, torch.tensor([1, 4, 5])
 MORE = torch.tensor([0, 4, 7])
@@ -135,6 +137,22 @@ def test_the_way_is_the_farthest_and_moves_back_do_not_shorten_it() -> None:
     p, path, mine, _ = trained("SGD", (8,), there_and_back)
     assert float((p.detach() - mine.detach()).norm()) == pytest.approx(0.0, abs=1e-6)
     assert path.tensors[0].farthest.tolist() == pytest.approx([0.3 * 0.02 / 3] * 8, rel=1e-4)
+
+
+@pytest.mark.parametrize("is_general", [True, False])
+def test_states_of_general_arithmetic_are_rounded_as_sites_are(is_general: bool) -> None:
+    """To the nearest number they went another way than the run's: one that learns little was led by half of its way."""
+    first = torch.randn(64, generator=torch.Generator().manual_seed(5)).double() * 20.0
+    p, run = nn.Parameter(first.clone()), torch.optim.SGD
+    optimizer, path = run([p], lr=1e-6), OwnPath([first], [first], is_general=is_general)
+    for step in range(12):
+        p.grad = torch.randn(64, generator=torch.Generator().manual_seed(step)).double() * 5.0
+        path.note(optimizer, 0, p, p.grad, torch.arange(64), p.grad)
+        optimizer.step()
+        with torch.no_grad():
+            round_recorded(p.data.clone(), STATE, out=p.data, old=p.data.clone())
+        path.step([("w", p)])
+    assert (path.shares([("w", p)])["w"] == 0.0) == is_general
 
 
 def test_what_no_log_chose_is_led_nowhere() -> None:

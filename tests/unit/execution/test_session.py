@@ -610,10 +610,11 @@ def test_an_optimizer_may_have_attributes_and_no_other_optimizer(zoo: Any, open_
     job = zoo.build({"model": "plain"})
     job.optimizer = Scaled(job.model.parameters(), 0.1)
     assert open_job(job, FP32).trained.keys == []
-    job = zoo.build({"model": "plain"})
-    job.optimizer = Wrapped(job.model.parameters(), job.optimizer)
-    with pytest.raises(Nondeterminism, match=r"optimizer Wrapped: holds another one, a .*, as base"):
-        open_job(job, FP32)
+    for several in (False, True):
+        job = zoo.build({"model": "plain"})
+        job.optimizer = Wrapped(job.model.parameters(), [job.optimizer] if several else job.optimizer)
+        with pytest.raises(Nondeterminism, match=r"optimizer Wrapped: holds another one, a .*, as base"):
+            open_job(job, FP32)
 
 
 def test_a_loss_without_gradient_is_refused(zoo: Any, open_job: Any) -> None:
@@ -659,3 +660,32 @@ def test_what_an_optimizer_keeps_by_its_parameters_is_copied_with_them() -> None
         InvalidInput, match=r"optimizer OwnRates: a copy of it, .* cannot take a step \(KeyError"
     ):
         Session(model, OwnRates(model.parameters(), by_number=True), policy=FP32, seed=1).prepare()
+
+
+class OwnCount(torch.optim.SGD):
+    """Descent that keeps what it needs for its next step in attributes of its own, or in its state."""
+
+    def __init__(self, params: Any, where: str) -> None:
+        super().__init__(params, lr=0.1)
+        self.where, self.taken, self.norms = where, 0, dict[Tensor, list[Tensor]]()
+
+    def step(self, closure: Any = None) -> None:
+        self.taken += self.where == "number"
+        for group in self.param_groups:
+            for p in group["params"]:
+                if self.where == "tensors":
+                    self.norms.setdefault(p, []).append(p.grad.norm())
+                if self.where == "state":
+                    self.state[p]["taken"] = self.state[p].get("taken", torch.zeros(())) + 1.0
+        super().step(closure)
+
+
+def test_what_an_optimizers_steps_change_is_what_a_checkpoint_holds() -> None:
+    """An audit of a segment began it anew: an honest run was called a mismatch."""
+    model = nn.Linear(4, 2)
+    Session(model, OwnCount(model.parameters(), "state"), policy=FP32, seed=1).prepare()
+    for where, name in (("number", "taken"), ("tensors", "norms")):
+        with pytest.raises(
+            Nondeterminism, match=f"optimizer OwnCount: a step changes its attribute {name}, which"
+        ):
+            Session(model, OwnCount(model.parameters(), where), policy=FP32, seed=1).prepare()

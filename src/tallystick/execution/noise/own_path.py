@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from tallystick.execution.session.arithmetic import default_dtype
 from tallystick.execution.session.parameters import copy_what_is_its_own, without_state
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.rounding import round_recorded
 
 T = TypeVar("T")
 ELEMENTWISE = (
@@ -28,6 +30,8 @@ ELEMENTWISE = (
 OF_ALL = ("eta", "mu", "mu_product", "step")  # what these keep of a parameter, whatever its shape: one number
 USUAL = 2.0**-2
 """The share of the median way of all elements that is the least way of one: one that came back was trained too."""
+STATE = SiteGrid(24, -47, -149)
+"""The grid of what an optimizer writes; its band moves nothing where no log is."""
 PLAIN = (bool, int, float, str)  # what a copy has from the run before each step
 ROW_SLACK, LEAST_ROW = 8.0, 64
 """How much farther than a whole tensor a row may be led, and how many elements a row has at least."""
@@ -75,12 +79,17 @@ class _OwnTensor:
         mine[at if self.at is None else torch.searchsorted(self.at, at)] = own.double()
         self.p.grad = mine.reshape(self.p.shape)
 
-    def end_step(self, p: nn.Parameter) -> None:
-        """Note where the step led that the run's parameter ``p`` has taken, and these too."""
-        # As after any step of a run, floating numbers are float32 numbers.
+    def end_step(self, p: nn.Parameter, *, is_general: bool) -> None:
+        """Note where the step led that the run's parameter ``p`` has taken, and these too.
+
+        As after any step of a run, floating numbers are float32 numbers; of ``general`` arithmetic rounded as states are.
+        """
         for value in (self.p.detach(), *self.optimizer.state[self.p].values()):
             if isinstance(value, Tensor) and value.is_floating_point():
-                value.copy_(value.float())
+                if is_general and bool(value.isfinite().all()):
+                    value.copy_(_rounded(value))
+                else:
+                    value.copy_(value.float())
         self.p.grad = None
         apart = (self.of(p) - self.p.detach().reshape(-1)).abs()
         self.farthest = torch.maximum(self.farthest, apart)
@@ -185,11 +194,13 @@ class OwnPath:
     Attributes:
         first, origin: all parameters, by number, as an audit and as the run began.
         tensors: by number of the parameter.
+        is_general: whether the run's optimizer computes in torch's own arithmetic, so that its states are sites.
         problem: why a copy of the optimizer cannot take its steps; None if it can.
     """
 
     first: Sequence[Tensor]
     origin: Sequence[Tensor]
+    is_general: bool = False
     tensors: dict[int, _OwnTensor] = field(default_factory=dict[int, _OwnTensor])
     problem: str | None = None
     _whole: _Whole | None = None
@@ -249,7 +260,7 @@ class OwnPath:
                 self._attempt(optimizer, optimizer.step)
             for ordinal, own in noted.items():
                 p = parameters[ordinal][1]
-                own.end_step(p)
+                own.end_step(p, is_general=self.is_general)
                 if own.is_all:
                     own.at_once = max(own.at_once, own.share(p, self.first[ordinal], self.origin[ordinal]))
         self._is_fresh = False
@@ -290,6 +301,14 @@ def _begun(run: torch.optim.Optimizer, p: nn.Parameter, at: Tensor) -> _OwnTenso
     optimizer.param_groups = [{**_group_of(run, p), "params": [own]}]
     optimizer.state[own] = _picked(run.state.get(p, {}), p, at)
     return _OwnTensor(optimizer, own, at, _row_of(p), torch.zeros_like(own.detach()))
+
+
+def _rounded(value: Tensor) -> Tensor:
+    """Return float64 numbers, all finite, as a state site rounds them that no log moves (spec/rounding.md 3)."""
+    flat = value.contiguous().reshape(-1)
+    out = torch.empty_like(flat)
+    round_recorded(flat, STATE, out=out, old=flat, name="a state of the auditor's own")
+    return out.reshape(value.shape)
 
 
 def _row_of(p: Tensor) -> int:

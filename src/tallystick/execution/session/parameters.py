@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
@@ -36,6 +37,7 @@ class TrainedParameters:
 
     Raises:
         InvalidInput: the optimizer holds a tensor that is no parameter of the model, or a copy of it cannot take steps.
+        Nondeterminism: its steps change what no checkpoint holds.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -112,6 +114,7 @@ class TrainedParameters:
         """
         generator = torch.Generator().manual_seed(1)
         clone, chosen = self._replica()
+        before = _own_values(clone)
         for number in range(steps):
             for position, replica in chosen.items():
                 factor = torch.randn(replica.shape, generator=generator, dtype=torch.float64).float().double()
@@ -125,6 +128,7 @@ class TrainedParameters:
                 stack.enter_context(default_dtype(torch.float64))
                 with _naming(clone):
                     clone.step()
+        _verify_kept(clone, before)
         return {
             position: {"parameter": r.detach(), **clone.state.get(r, {})} for position, r in chosen.items()
         }
@@ -174,6 +178,38 @@ def copy_what_is_its_own(
     for name, value in vars(optimizer).items():
         if name not in NOT_ITS_OWN and not name.endswith("_hooks") and not callable(value):
             setattr(clone, name, copy.deepcopy(value, dict(own)))
+
+
+def _own_values(optimizer: torch.optim.Optimizer) -> dict[str, list[Any]]:
+    """Return what an optimizer of another's making keeps of itself by attribute: numbers, texts and copies of tensors."""
+    if type(optimizer).__module__.startswith("torch.optim"):
+        return {}
+    return {
+        name: [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(value)]
+        for name, value in vars(optimizer).items()
+        if name not in NOT_ITS_OWN and not name.endswith("_hooks")
+    }
+
+
+def _verify_kept(optimizer: torch.optim.Optimizer, before: Mapping[str, list[Any]]) -> None:
+    """Return if steps have changed nothing of what an optimizer keeps of itself, ``before``.
+
+    Raises:
+        Nondeterminism: they have; by name.
+    """
+    for name, values in _own_values(optimizer).items() if before else ():
+        old = before.get(name, [])
+        if len(old) != len(values) or not all(map(_is_same, old, values)):
+            raise Nondeterminism(
+                f"optimizer {type(optimizer).__name__}: a step changes its attribute {name}, which no checkpoint holds, so that "
+                "nobody can go on from one; keep it in ``state`` or ``param_groups``"
+            )
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        return old.shape == new.shape and torch.equal(old.nan_to_num(), new.nan_to_num())
+    return old is new or (isinstance(old, (bool, int, float, str)) and old == new)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from tallystick.errors import Nondeterminism
 
@@ -32,9 +33,10 @@ def refuse_what_cannot_repeat(model: nn.Module, optimizer: torch.optim.Optimizer
             if kind in refused:
                 raise Nondeterminism(f"{what} {kind}: {refused[kind]}")
     for name, value in vars(optimizer).items():
-        if isinstance(value, torch.optim.Optimizer):
+        held = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.optim.Optimizer)), None)
+        if held is not None:
             raise Nondeterminism(
-                f"optimizer {type(optimizer).__name__}: holds another one, a {type(value).__name__}, as {name}; "
+                f"optimizer {type(optimizer).__name__}: holds another one, a {type(held).__name__}, as {name}; "
                 "give that one, with its parameters in groups"
             )
     for index, group in enumerate(optimizer.param_groups):
