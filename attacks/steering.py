@@ -86,7 +86,7 @@ from tallystick.numerics.policy import entry_budget, find_policy, move_budget
 from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.tensor_measures import block_rms
 from tallystick.roles import trainer
-from tallystick.roles.acceptance import REPEATS, _copied, _distance, _memory, _tensors
+from tallystick.roles.acceptance import REPEATS, _distance, _memory, _tensors, copied
 from tallystick.roles.audit_report import AuditReport
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -1086,10 +1086,10 @@ def steering(attacker: Attacker) -> Generator[None]:
 
     def step(session: Session, job: Job, context: RoundingContext, batch: Batch) -> StepOutcome:
         assert isinstance(context, SteeringContext)
-        attacker.first = attacker.first or _copied(session)
+        attacker.first = attacker.first or copied(session)
         attacker.prepare(session, job)
         context.take_up()
-        weights, gradients = _copied(session), session.listeners.gradients
+        weights, gradients = copied(session), session.listeners.gradients
 
         def on_gradients() -> None:
             if gradients is not None:
