@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import safetensors.torch
 import torch
 
 from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.execution.noise import calibration
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.survey import (
     JITTER,
@@ -45,8 +47,10 @@ def alone(session: Any, job: Any, **more: Any) -> Any:
 @MODELS
 @pytest.mark.parametrize("policy", ["fp64", "fp32"])
 def test_a_survey_finds_what_calibration_finds_and_leaves_the_session_as_it_was(
-    model: str, policy: str, zoo: Any, open_job: Any
+    model: str, policy: str, zoo: Any, open_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By jitter alone: whether float64 says more of a gradient that is nothing but noise hangs on the processor."""
+    monkeypatch.setattr(calibration, "in_float64", lambda session: nullcontext())
     job = zoo.build({"model": model, "accumulation": "2"})
     session = open_job(job, POLICIES[policy])
     before = {entry.name: bytes(entry.data) for entry in state_entries(session)}
