@@ -634,6 +634,13 @@ def test_loss_must_be_one_number(zoo: Any, open_job: Any) -> None:
         run_step(session, job, session.recording_context(session.table))
 
 
+class Refusing(dict[Any, float]):
+    """Rates that nobody may look up."""
+
+    def __getitem__(self, key: Any) -> float:
+        raise Nondeterminism("own words")
+
+
 class OwnRates(torch.optim.SGD):
     """Descent whose rates of single parameters it keeps itself, by the parameter or by its number."""
 
@@ -660,6 +667,10 @@ def test_what_an_optimizer_keeps_by_its_parameters_is_copied_with_them() -> None
         InvalidInput, match=r"optimizer OwnRates: a copy of it, .* cannot take a step \(KeyError"
     ):
         Session(model, OwnRates(model.parameters(), by_number=True), policy=FP32, seed=1).prepare()
+    refusing = OwnRates(model.parameters(), by_number=False)
+    refusing.rates = Refusing(refusing.rates)
+    with pytest.raises(Nondeterminism, match=r"^own words$"):  # as of an operator that is in no table
+        Session(model, refusing, policy=FP32, seed=1).prepare()
 
 
 class OwnCount(torch.optim.SGD):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.errors import InvalidInput, Nondeterminism, TallyError
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.session.arithmetic import default_dtype
 
@@ -214,13 +214,15 @@ def _is_same(old: Any, new: Any) -> bool:
 
 @contextmanager
 def _naming(clone: torch.optim.Optimizer) -> Generator[None]:
-    """Inside, whatever a copy raises is said of its class.
+    """Inside, whatever a copy raises is said of its class, but what this package says itself.
 
     Raises:
         InvalidInput: it raised that.
     """
     try:
         yield
+    except TallyError:
+        raise
     except Exception as problem:
         raise InvalidInput(
             f"optimizer {type(clone).__name__}: a copy of it, of slices of its parameters, cannot take a step "
