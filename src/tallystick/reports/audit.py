@@ -41,6 +41,7 @@ STYLES: Mapping[str, str] = {"match": GOOD, "mismatch": BAD, "log_violation": BA
 DEVIATION = "step kind subject element own stated"
 MOST_SEGMENTS = 4096
 FEW = 3  # names shown of several
+PARTIAL = "what several segments lead adds up, and only an audit of all steps bounds it"
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def audit_rows(given: Foreign, sample: Sequence[Row] = ()) -> list[Row]:
         *_first_rows(given["first"]),
         *_segment_rows(given),
         *sample,
-        *_freedom_rows(given["freedom"]),
+        *_freedom_rows(given["freedom"], is_partial=_is_partial(given)),
         ("beginning", _beginning(given["beginning"])),
         ("environment", ", ".join(environment)),
     ]
@@ -196,8 +197,24 @@ def _subject(deviation: Foreign) -> str:
     return deviation["subject"].text().removeprefix(f"step {deviation['step'].value}: ")
 
 
-def _freedom_rows(freedom: Foreign) -> Iterator[Row]:
-    """Return what a log could have chosen, and what this one did choose, as far as the JSON says it."""
+def _is_partial(given: Foreign) -> bool:
+    """Return whether an audit left out steps before the last that it repeated."""
+    segments = [
+        (part["start"].whole(), part["end"].whole()) for part in given["segments"].items(MOST_SEGMENTS)
+    ]
+    end: int | None = 0
+    for start, then in segments:
+        if start != end:
+            return True
+        end = then
+    return False
+
+
+def _freedom_rows(freedom: Foreign, *, is_partial: bool) -> Iterator[Row]:
+    """Return what a log could have chosen, and what this one did choose, as far as the JSON says it.
+
+    With ``is_partial`` also that no segment's audit bounds what several lead together (docs/threat-model.md).
+    """
 
     def shared(name: str) -> str:
         part = freedom[name].number()
@@ -221,7 +238,8 @@ def _freedom_rows(freedom: Foreign) -> Iterator[Row]:
     yield "moved", words
     if "largest_move" in said:
         words = f"{shared('largest_move')} of a step's gradient by this log, {shared('largest_steer')} within the budget; "
-        yield "steer", words + f"the weights were led by {shared('path_steer')} of the distance trained"
+        words += f"the weights were led by {shared('path_steer')} of the distance trained"
+        yield "steer", words + (f"; {PARTIAL}" if is_partial else "")
     silent = freedom["silenced_parameters"].whole()
     if silent is not None:
         yield "silenced", f"{counted(silent, 'parameter')} with a gradient that is nothing but noise"

@@ -301,6 +301,18 @@ def test_a_match_has_no_first_step_and_says_what_was_free() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("segments", "is_said"),
+    [([(0, 2), (2, 4)], False), ([(0, 2)], False), ([(2, 4)], True), ([(0, 2), (4, 6)], True), ([], False)],
+)
+def test_an_audit_of_some_segments_says_that_it_does_not_bound_the_run(
+    segments: list[tuple[int, int]], is_said: bool
+) -> None:
+    report = Report("match", [Segment(*segment) for segment in segments])
+    text = joined(AuditPage(report, 2.0))  # pyright: ignore[reportArgumentType]
+    assert ("only an audit of all steps bounds it" in text) == is_said
+
+
 def test_a_mismatch_names_step_tensor_element_and_both_values() -> None:
     page = AuditPage(WRONG, 2.0)  # pyright: ignore[reportArgumentType]
 
