@@ -26,6 +26,9 @@ SHARED = {
     "preference_job",
     "wide_job",
     "dropped_job",
+    "phase_job",
+    "silencing",
+    "table_job",
     "saddle_job",
     "reference_job",
     "unused_expert_job",
@@ -60,7 +63,8 @@ BY = {
     "always_silent": "quality.weight: way that the log's choices led it",
     "moved_once": "quality.weight: way that the log's choices led it", "chosen_silence": "quality.weight: way that the log's",
     "zero_when_measured": "of the patched images win, not_accepted: step",
-    "silence_by_size": "quality.weight: way that the log's", "saddle": "quality.weight: way that the log's",
+    "silence_by_size": "quality.weight: way that the log's", "late_silence": "quality.weight: way that the log's",
+    "table_silence": "taste.weight: way that the log's", "saddle": "quality.weight: way that the log's",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",
     "led_buffer": "the audit: not_accepted: step 1: model/buffer/mean",
@@ -106,6 +110,12 @@ def test_a_gradient_that_is_zero_where_noise_is_measured_may_not_stay_silent_in_
     script, stage = importlib.import_module("zero_when_measured"), importlib.import_module("stage")
 
     assert "not_accepted: step " in script.attack(stage.Stage(tmp_path, "fp32"), script.LIKED)
+
+
+def test_a_row_of_a_large_table_may_not_be_led_by_all_of_its_way(tmp_path: Path) -> None:
+    script, stage = importlib.import_module("table_silence"), importlib.import_module("stage")
+
+    assert BY["table_silence"] in script.attack(stage.Stage(tmp_path, "fp32"), script.SETTINGS["row"])
 
 
 def test_an_attack_that_nobody_notices_is_told_apart(tmp_path: Path) -> None:

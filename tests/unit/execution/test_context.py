@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.noise.freedom import Freedom
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import find_policy_breaches
@@ -1048,20 +1047,23 @@ def test_silenced_values_are_a_violation_where_they_are_five_octaves_above_their
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
-def test_entries_of_a_silenced_gradient_end_no_audit(policy: Policy) -> None:
-    """A log may say on which side of its first boundary, below half a quantum, an element lies: nothing is counted."""
+def test_a_gradient_that_is_noise_only_is_zero_and_a_log_has_nothing_to_say_of_it(policy: Policy) -> None:
+    """A few values among many zeros are larger than the floor under which all of them are noise: a choice of it trained them."""
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([0]))  # quanta of 8
-    stated, own = (torch.full((4,), size, dtype=torch.float64) for size in (3.6, 4.1))
-    entries = round_recorded(stated, silent, out=torch.empty_like(stated), key=(1, 2), name="gradient of w")
-    place, noise = (Kind.GRADIENT, 0), SiteNoise(2.0**4, np.zeros(1, dtype=np.int64), 4.0, 4.0, 4)
-    yardstick = Yardstick(policy, Calibration({place: noise}, GridTable({place: silent})))
-    frame = Frame.of({AT_GRADIENT: encode(entries)})
-    context, out = followed(policy, own, frame, table_of(policy, silent), yardstick=yardstick)
-    assert (context.violations, out.any().item()) == ([], False)
-    assert context.freedom.moves == {}
-    assert [excess for _, excess in Freedom().add(context.freedom) if "together" in excess.site] == []
-    bare, alone = followed(policy, own, Frame(), table_of(policy, silent), yardstick=yardstick)
-    assert (bare.violations, alone.tolist()) == ([], [8.0] * 4)  # the control: the log did move them
+    x = torch.zeros(4096, dtype=torch.float64)
+    x[:3] = torch.tensor([3.6, 4.1, 40.0])
+    plain = torch.empty_like(x)
+    entries = round_recorded(x, silent, out=plain, key=(1, 2), name="gradient of w")
+    assert plain[1:3].tolist() == [8.0, 40.0], "the control: the grid itself leaves them"
+    frame, out = recorded(policy, x, table_of(policy, silent))
+    assert not out.any()
+    assert decode_frame(frame).find(AT_GRADIENT) is None
+    context, own = followed(policy, x, frame, table_of(policy, silent))
+    assert (context.violations, context.freedom.moved, own.any().item()) == ([], 0, False)
+    told = Frame.of({AT_GRADIENT: encode(entries)})
+    context, own = followed(policy, x, told, table_of(policy, silent))
+    assert [each.rule for each in context.violations] == ["has entries, and is declared to be noise only"]
+    assert not own.any()
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])

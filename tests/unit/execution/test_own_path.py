@@ -16,6 +16,8 @@ from tallystick.execution.noise.own_path import (
     LEAST_ROW,
     LOUD_SLACK,
     ROW_SLACK,
+    SHORTEST,
+    SPAN,
     STATE,
     USUAL,
     OwnPath,
@@ -217,6 +219,65 @@ def test_a_whole_gradient_may_be_chosen_where_it_leads_little_of_the_way_so_far(
             optimizer.step()
             path.step([("w", p)])
         assert path.shares([("w", p)])["w"] == pytest.approx(share, rel=1e-2)
+
+
+def late(
+    chosen: Callable[[int], list[int]], steps: int, rate: float = 2.0**-6, *, is_all: bool = True
+) -> float:
+    """Return what 128 steps at the full rate, and then some in which the log chooses gradients of elements, come to."""
+    zeros = torch.zeros(8, dtype=torch.float64)
+    p, path = nn.Parameter(zeros.clone()), OwnPath([zeros], [zeros])
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    for step in range(128 + steps):
+        at = torch.tensor(chosen(step - 128) if step >= 128 else [], dtype=torch.int64)
+        p.grad = torch.full_like(zeros, 1.0 if step < 128 else rate)
+        path.note(optimizer, 0, p, p.grad, at, torch.zeros(at.numel()), is_all=is_all)
+        optimizer.step()
+        path.step([("w", p)])
+    return path.shares([("w", p)])["w"]
+
+
+EVERY = list(range(8))
+
+
+def test_a_late_phase_at_a_low_rate_is_no_share_of_the_way_before_it() -> None:
+    """Led by all that it trained, it was led by a hundredth of the whole way: a backdoor of 48 %, "match"."""
+    whole = 2.0**-6 * SPAN / 128.0
+    assert late(lambda _: EVERY, SHORTEST - 1) == pytest.approx(whole * (SHORTEST - 1) / SPAN, rel=1e-3)
+    for steps in (SHORTEST, SPAN, SPAN + 1, 2 * SPAN):
+        assert late(lambda _: EVERY, steps) == 1.0 / AT_ONCE_SLACK, steps
+    assert late(lambda step: EVERY if step < SPAN else [], 2 * SPAN) == 1.0 / AT_ONCE_SLACK, "it stays said"
+    assert late(lambda _: EVERY, SPAN, is_all=False) == 1.0 / AT_ONCE_SLACK, "moves too"
+    few = late(lambda _: EVERY[:2], SPAN, is_all=False)
+    assert few == pytest.approx(0.5 / AT_ONCE_SLACK), "of all elements, where it is not the whole gradient"
+
+
+def test_single_choices_of_a_span_lead_by_their_own_share_of_it() -> None:
+    for often in (1, 2, 8):
+        found = late(lambda step, often=often: EVERY if step < often else [], SPAN)
+        assert found == pytest.approx(min(1.0, often / (SPAN - often)) / AT_ONCE_SLACK, rel=1e-3)
+
+
+def test_elements_that_join_a_span_are_led_by_their_way_in_it() -> None:
+    """The one chosen first was led by half, the others by a quarter, and not by what they trained since they joined."""
+    half, quarter = SPAN // 2, SPAN // 4
+    found = late(lambda step: EVERY if step >= SPAN - quarter else [0] if step < half - quarter else [], SPAN)
+    ways = [half / half, *[quarter / (SPAN - quarter)] * 7]
+    assert found == pytest.approx((sum(way**2 for way in ways) / 8) ** 0.5 / AT_ONCE_SLACK, rel=1e-3)
+
+
+@pytest.mark.parametrize(("is_all", "share"), [(True, 1.0), (False, (2 / 4096) ** 0.5)])
+def test_a_gradient_chosen_whole_counts_by_the_elements_that_have_values(is_all: bool, share: float) -> None:
+    """A row of a table of thousands, led by all of its way, hardly led the table: a backdoor of all images, "match"."""
+    zeros = torch.zeros(4096, dtype=torch.float64)
+    p, path = nn.Parameter(zeros.clone()), OwnPath([zeros], [zeros])
+    optimizer, at = torch.optim.SGD([p], lr=1.0), torch.tensor([7, 70])
+    p.grad = torch.zeros_like(zeros)
+    p.grad[at] = 1.0
+    path.note(optimizer, 0, p, p.grad, at, torch.zeros(2), is_all=is_all)
+    optimizer.step()
+    path.step([("w", p)])
+    assert path.shares([("w", p)])["w"] == pytest.approx(share)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

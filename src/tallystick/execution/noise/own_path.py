@@ -36,8 +36,39 @@ PLAIN = (bool, int, float, str)  # what a copy has from the run before each step
 ROW_SLACK, LEAST_ROW = 8.0, 64
 """How much farther than a whole tensor a row may be led, and how many elements a row has at least."""
 AT_ONCE_SLACK = 4.0
-"""How much farther a tensor may be led of its way so far where all of a gradient is chosen: an unstable run magnifies it."""
+"""How much farther a tensor may be led of its way in a span, or of the way so far where all of a gradient is chosen."""
+SPAN, SHORTEST = 64, 32
+"""Steps of a span over which what a log chose is measured too, and of the last one at least, if the run ends in it."""
 LOUD_SLACK = 0.25  # the same of a tensor, and of its rows, whose gradient was hardly more than its noise where the log chose
+
+
+@dataclass
+class _Span:
+    """Some steps of one parameter, from the first of them in which the log chose anything of its gradient.
+
+    Attributes:
+        first: the run's parameter before it, [n].
+        apart: how far the follower's own elements were from the run's then, float64[k].
+        farthest: how far the log led each since, float64[k].
+        chosen: which of them had a value where it chose the whole gradient, bool[k].
+        steps: how many they are.
+    """
+
+    first: Tensor
+    apart: Tensor
+    farthest: Tensor
+    chosen: Tensor
+    steps: int = 0
+
+    def extend(self, new: int, order: Tensor) -> None:
+        """Have ``new`` elements more, that were not apart, all in ``order``."""
+        self.apart, self.farthest, self.chosen = (
+            torch.cat((kept, kept.new_zeros(new)))[order] for kept in (self.apart, self.farthest, self.chosen)
+        )
+
+    def end_step(self, apart: Tensor) -> None:
+        """Have another step, after which the elements are ``apart``."""
+        self.farthest, self.steps = torch.maximum(self.farthest, (apart - self.apart).abs()), self.steps + 1
 
 
 @dataclass
@@ -52,7 +83,9 @@ class _OwnTensor:
         farthest: how far each was from the run's at any time, float64[k].
         is_loud: whether the log chose in a step in which the gradient was hardly more than its noise.
         is_all: whether what the log chose of this step is the whole gradient.
-        at_once: the largest share of the way so far that it was led after such a step.
+        at_once: the largest share of the way so far that it was led after such a step, or of its way in ``SPAN`` steps.
+        chosen: which elements ever had a value in such a step, bool[k].
+        span: the steps that are now measured by themselves, if any are.
     """
 
     optimizer: torch.optim.Optimizer
@@ -60,9 +93,11 @@ class _OwnTensor:
     at: Tensor | None
     row: int
     farthest: Tensor
+    chosen: Tensor
     is_loud: bool = False
     is_all: bool = False
     at_once: float = 0.0
+    span: _Span | None = None
 
     def of(self, values: Tensor) -> Tensor:
         """Return of values of the whole parameter, n in any shape, those of the elements that are kept, float64[k]."""
@@ -76,8 +111,18 @@ class _OwnTensor:
         self._extend(p, held, at)
         mine = gradient.detach().double().reshape(-1)
         mine = mine.clone() if self.at is None else mine[self.at]
-        mine[at if self.at is None else torch.searchsorted(self.at, at)] = own.double()
+        here = at if self.at is None else torch.searchsorted(self.at, at)
+        mine[here] = own.double()
         self.p.grad = mine.reshape(self.p.shape)
+        if at.numel() and self.span is None:
+            nothing = torch.zeros_like(self.farthest), torch.zeros_like(self.chosen)
+            self.span = _Span(p.detach().clone(), self._apart(p), *nothing)
+        if self.is_all and self.span is not None:
+            self.chosen[here] = self.span.chosen[here] = True
+
+    def _apart(self, p: Tensor) -> Tensor:
+        """Return how far the follower's own elements are from the run's ``p``, with signs, float64[k]."""
+        return self.p.detach().reshape(-1) - self.of(p)
 
     def end_step(self, p: nn.Parameter, *, is_general: bool) -> None:
         """Note where the step led that the run's parameter ``p`` has taken, and these too.
@@ -91,22 +136,47 @@ class _OwnTensor:
                 else:
                     value.copy_(value.float())
         self.p.grad = None
-        apart = (self.of(p) - self.p.detach().reshape(-1)).abs()
-        self.farthest = torch.maximum(self.farthest, apart)
+        apart = self._apart(p)
+        self.farthest = torch.maximum(self.farthest, apart.abs())
+        if self.span is not None:
+            self.span.end_step(apart)
+            if self.span.steps == SPAN:
+                self.at_once, self.span = max(self.at_once, self.share_of_span(p)), None
+
+    def share_of_span(self, now: Tensor) -> float:
+        """Return how far the log led the parameter ``now`` in the span, over the way that it trained in it, as ``share`` does.
+
+        A phase at a low rate, or of small gradients, is no share of the way of the one before it.
+        """
+        span = self.span
+        if span is None or span.steps < SHORTEST:
+            return 0.0
+        began = self.of(span.first) + span.apart
+        squares = self._squares(span.farthest, (self.p.detach().reshape(-1) - began).abs(), now, span.first)
+        return _mean(squares, span.chosen, now.numel())
+
+    @staticmethod
+    def _squares(led: Tensor, trained: Tensor, now: Tensor, first: Tensor) -> Tensor:
+        """Return the square of how far each element was led over how far it was trained, once at most, float64[k].
+
+        By a share of the median way at least of all elements from ``first`` to ``now``.
+        """
+        trained = trained.clamp(min=USUAL * float((now.detach() - first).abs().double().median()))
+        ratio = torch.where(led == 0.0, 0.0, led / trained)
+        return torch.where(trained.isfinite(), ratio, 1.0).nan_to_num(1.0).clamp(max=1.0).square()
 
     def share(self, now: Tensor, first: Tensor, origin: Tensor) -> float:
         """Return how far the log led the parameter: the root of the mean square over its elements, a row's if that is much more.
 
         Each counts by how far it was led over its own way, once at most: from where it began, ``first``, to where the follower's
         own leads it, or to there from where the run began, ``origin``; and a share of the median way of all at least. So what
-        else stands in a tensor trains as it likes, and pays for little.
+        else stands in a tensor trains as it likes, and pays for little. Where the log chose whole gradients, the mean over the
+        elements that had values then counts as well: what has none in a step is not in it.
         """
         began = self.of(first)
         trained = torch.maximum((self.p.detach().reshape(-1) - began).abs(), (began - self.of(origin)).abs())
-        trained = trained.clamp(min=USUAL * float((now.detach() - origin).abs().double().median()))
-        ratio = torch.where(self.farthest == 0.0, 0.0, self.farthest / trained)
-        squares = torch.where(trained.isfinite(), ratio, 1.0).nan_to_num(1.0).clamp(max=1.0).square()
-        whole = float(squares.sum() / first.numel()) ** 0.5
+        squares = self._squares(self.farthest, trained, now, origin)
+        whole = _mean(squares, self.chosen, first.numel())
         rows = first.numel() // self.row
         if rows > 1 and self.row >= LEAST_ROW:
             at = torch.arange(first.numel(), device=squares.device) if self.at is None else self.at
@@ -133,7 +203,12 @@ class _OwnTensor:
         # Nothing is changed before all is there: a state that came later, of which nobody knows what it was, is a problem.
         del self.optimizer.state[self.p]
         self.at, self.p = joined, nn.Parameter(values[order])
-        self.farthest = torch.cat((self.farthest, self.farthest.new_zeros(new.numel())))[order]
+        self.farthest, self.chosen = (
+            torch.cat((kept_of, kept_of.new_zeros(new.numel())))[order]
+            for kept_of in (self.farthest, self.chosen)
+        )
+        if self.span is not None:
+            self.span.extend(new.numel(), order)
         # The optimizer knows its elements by the parameter that holds them.
         self.optimizer.state[self.p] = kept
         self.optimizer.param_groups[0]["params"] = [self.p]
@@ -271,7 +346,7 @@ class OwnPath:
             parameters[ordinal][0]: max(
                 own.share(parameters[ordinal][1], self.first[ordinal], self.origin[ordinal])
                 / (LOUD_SLACK if own.is_loud else 1.0),
-                own.at_once / AT_ONCE_SLACK,
+                max(own.at_once, own.share_of_span(parameters[ordinal][1])) / AT_ONCE_SLACK,
             )
             for ordinal, own in self.tensors.items()
         }
@@ -280,9 +355,7 @@ class OwnPath:
         """Return a parameter of an optimizer that is copied whole, as it is before the step."""
         self._whole = self._whole or _Whole.of(run)
         own = self._whole.own[id(p)][0]
-        return _OwnTensor(
-            self._whole.optimizer, own, None, _row_of(p), torch.zeros_like(own.detach().reshape(-1))
-        )
+        return _OwnTensor(self._whole.optimizer, own, None, _row_of(p), *_nothing(own))
 
     def _attempt(self, optimizer: torch.optim.Optimizer, call: Callable[[], T]) -> T | None:
         """Return what ``call`` does with a copy of the job's own optimizer; whatever it raises is a problem, and ends nothing."""
@@ -300,7 +373,19 @@ def _begun(run: torch.optim.Optimizer, p: nn.Parameter, at: Tensor) -> _OwnTenso
     own, optimizer = nn.Parameter(p.detach().reshape(-1)[at].double()), without_state(run)
     optimizer.param_groups = [{**_group_of(run, p), "params": [own]}]
     optimizer.state[own] = _picked(run.state.get(p, {}), p, at)
-    return _OwnTensor(optimizer, own, at, _row_of(p), torch.zeros_like(own.detach()))
+    return _OwnTensor(optimizer, own, at, _row_of(p), *_nothing(own))
+
+
+def _mean(squares: Tensor, chosen: Tensor, numel: int) -> float:
+    """Return the root of the mean over ``numel`` elements, or over those ``chosen`` if that is more, of the squares of some."""
+    means = [squares.sum() / numel, *([squares[chosen].mean()] if bool(chosen.any()) else [])]
+    return float(max(means)) ** 0.5
+
+
+def _nothing(own: Tensor) -> tuple[Tensor, Tensor]:
+    """Return that no element of ``own`` was led, and that none was chosen: float64[k], bool[k]."""
+    flat = own.detach().reshape(-1)
+    return torch.zeros_like(flat), torch.zeros_like(flat, dtype=torch.bool)
 
 
 def _rounded(value: Tensor) -> Tensor:

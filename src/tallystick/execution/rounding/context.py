@@ -200,7 +200,9 @@ class RecordingContext:
                 self.payloads[address] = encode_residues(residues)
             return
         entries = round_recorded(x, grid, out=out, old=old, key=key, name=name)
-        if len(entries):
+        if is_noise_only(grid):
+            out.zero_()  # also of few values among many zeros, which are larger than what all are
+        elif len(entries):
             self.payloads[address] = encode(entries)
 
     def _scales(self, kind: Kind, grid: SiteGrid, before: SiteGrid | None, rms: np.ndarray) -> np.ndarray:

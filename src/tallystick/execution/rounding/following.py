@@ -232,6 +232,8 @@ class FollowingContext:
             held = self._held((int(kind), ordinal), grid, x, out, len(entries))
             found = round_followed(x, grid, entries, out=out, old=old, key=key, name=name)
             near, steer = found.near, found.steer
+            if is_noise_only(grid):
+                found, near, steer = self._silenced(found, out, payload, name), 0, 0.0
             if held is not None and found.moved:
                 plain, none = torch.empty_like(out), SparseEntries.none(x.numel(), 1)
                 round_followed(held, grid, none, out=plain, key=key, name=name)
@@ -259,6 +261,13 @@ class FollowingContext:
         if self.yardstick is None or not is_counted or not entries:
             return None
         return x.clone() if x.data_ptr() == out.data_ptr() else x
+
+    def _silenced(self, found: Followed, out: Tensor, payload: bytes | None, name: str) -> Followed:
+        """Make ``out`` zero, whatever the floor left of a gradient that is nothing but noise; none of it is in a log."""
+        out.zero_()
+        if payload is not None:
+            self.violations.append(Violation(name, -1, "has entries, and is declared to be noise only"))
+        return replace(found, violations=0, energy=0.0, moved=0, shifted=0.0)
 
     def _silences(self, place: Site, grid: SiteGrid) -> bool:
         """Whether the log calls a gradient nothing but noise which the follower hears."""
