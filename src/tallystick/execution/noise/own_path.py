@@ -39,6 +39,8 @@ AT_ONCE_SLACK = 4.0
 """How much farther a tensor may be led of its way in a span, or of the way so far where all of a gradient is chosen."""
 SPAN, SHORTEST = 64, 32
 """Steps of a span over which what a log chose is measured too, and of the last one at least, if the run ends in it."""
+LEAST_SPAN = 2.0**-8
+"""The share of the median way since the run began that is the least way of a span: what has come to rest is near its noise."""
 LOUD_SLACK = 0.25  # the same of a tensor, and of its rows, whose gradient was hardly more than its noise where the log chose
 
 
@@ -140,19 +142,18 @@ class _OwnTensor:
         self.farthest = torch.maximum(self.farthest, apart.abs())
         if self.span is not None:
             self.span.end_step(apart)
-            if self.span.steps == SPAN:
-                self.at_once, self.span = max(self.at_once, self.share_of_span(p)), None
 
-    def share_of_span(self, now: Tensor) -> float:
+    def share_of_span(self, now: Tensor, origin: Tensor) -> float:
         """Return how far the log led the parameter ``now`` in the span, over the way that it trained in it, as ``share`` does.
 
-        A phase at a low rate, or of small gradients, is no share of the way of the one before it.
+        A phase at a low rate, or of small gradients, is no share of the way of the one before it, unless it is next to nothing.
         """
         span = self.span
         if span is None or span.steps < SHORTEST:
             return 0.0
-        began = self.of(span.first) + span.apart
-        squares = self._squares(span.farthest, (self.p.detach().reshape(-1) - began).abs(), now, span.first)
+        began, least = self.of(span.first) + span.apart, LEAST_SPAN * _median_way(now, origin)
+        trained = (self.p.detach().reshape(-1) - began).abs().clamp(min=least)
+        squares = self._squares(span.farthest, trained, now, span.first)
         return _mean(squares, span.chosen, now.numel())
 
     @staticmethod
@@ -161,7 +162,7 @@ class _OwnTensor:
 
         By a share of the median way at least of all elements from ``first`` to ``now``.
         """
-        trained = trained.clamp(min=USUAL * float((now.detach() - first).abs().double().median()))
+        trained = trained.clamp(min=USUAL * _median_way(now, first))
         ratio = torch.where(led == 0.0, 0.0, led / trained)
         return torch.where(trained.isfinite(), ratio, 1.0).nan_to_num(1.0).clamp(max=1.0).square()
 
@@ -338,6 +339,9 @@ class OwnPath:
                 own.end_step(p, is_general=self.is_general)
                 if own.is_all:
                     own.at_once = max(own.at_once, own.share(p, self.first[ordinal], self.origin[ordinal]))
+                if own.span is not None and own.span.steps == SPAN:
+                    own.at_once = max(own.at_once, own.share_of_span(p, self.origin[ordinal]))
+                    own.span = None
         self._is_fresh = False
 
     def shares(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> dict[str, float]:
@@ -346,7 +350,8 @@ class OwnPath:
             parameters[ordinal][0]: max(
                 own.share(parameters[ordinal][1], self.first[ordinal], self.origin[ordinal])
                 / (LOUD_SLACK if own.is_loud else 1.0),
-                max(own.at_once, own.share_of_span(parameters[ordinal][1])) / AT_ONCE_SLACK,
+                max(own.at_once, own.share_of_span(parameters[ordinal][1], self.origin[ordinal]))
+                / AT_ONCE_SLACK,
             )
             for ordinal, own in self.tensors.items()
         }
@@ -374,6 +379,10 @@ def _begun(run: torch.optim.Optimizer, p: nn.Parameter, at: Tensor) -> _OwnTenso
     optimizer.param_groups = [{**_group_of(run, p), "params": [own]}]
     optimizer.state[own] = _picked(run.state.get(p, {}), p, at)
     return _OwnTensor(optimizer, own, at, _row_of(p), *_nothing(own))
+
+
+def _median_way(now: Tensor, first: Tensor) -> float:
+    return float((now.detach() - first).abs().double().median())
 
 
 def _mean(squares: Tensor, chosen: Tensor, numel: int) -> float:
