@@ -570,6 +570,36 @@ def scale_excesses(scale: int, largest: float) -> list[str]:
 
 
 @POLICIES
+@pytest.mark.parametrize(("largest", "noted"), [(2.0**-20, 0), (2.0**-22, 1), (None, 1)])
+def test_zeros_keep_their_scale_where_a_follower_finds_nothing_but_noise(
+    policy: Policy, largest: float | None, noted: int
+) -> None:
+    """A sum that cancels exactly there and leaves last bits here: its scale was called too wide, and its trainer a liar."""
+    start = table_of(policy)
+    frame, out = recorded(policy, torch.zeros(4096, dtype=torch.float64), start)
+    assert not out.any()
+    y = torch.full((4096,), 2.0**-21, dtype=torch.float64)
+    yardstick = None if largest is None else measured(largest)
+    context, own = followed(policy, y, frame, start, yardstick=yardstick)  # noise is measured in the step
+    assert ["is too wide" in each.rule for each in context.violations] == [True] * noted
+    assert noted or not [each for _, each in context.excesses if each.own.startswith("scale")]
+    assert bool(own.any()) == bool(noted), "what is within its noise rounds to zero here too"
+
+
+@pytest.mark.parametrize(("largest", "noted"), [(2.0**-40, 0), (2.0**-42, 1)])
+def test_a_loss_of_nothing_may_be_noise_here(largest: float, noted: int) -> None:
+    place = (int(Kind.LOSS), 0)
+    table = GridTable({place: site_grid(FP32, Kind.LOSS, -20, np.array([0]))})
+    noise = {place: SiteNoise(0.0, np.zeros(1, dtype=np.int64), 0.0, largest, 1)}
+    yardstick = Yardstick(FP32, Calibration(noise, table))
+    frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): GridTable().diff(table)})
+    context = FollowingContext(FP32, GridTable(), frame, GridTable(), is_first=True, yardstick=yardstick)
+    x = torch.full((1,), 2.0**-41, dtype=torch.float64)
+    context.round(Kind.LOSS, 0, x, out=torch.empty_like(x), key=(1, 2), name="loss")
+    assert ["is too wide" in each.rule for each in context.violations] == [True] * noted
+
+
+@POLICIES
 def test_a_gradient_is_newly_heard_where_its_trainers_last_measurement_did_not_hear_it(
     policy: Policy,
 ) -> None:
@@ -1078,8 +1108,14 @@ def test_the_scale_of_what_was_noise_here_too_may_be_five_octaves_wider(
     base = GridTable({(Kind.GRADIENT, 0): silent}) if was_noise else other(policy, scales=[1])
     place, noise = (Kind.GRADIENT, 0), SiteNoise(2.0**8, np.zeros(1, dtype=np.int64), 1.0, 2.0**8, 4096)
     own = Yardstick(policy, Calibration({place: noise}, GridTable({place: silent})))
-    context, _ = followed(policy, gradient(), Frame(), spoken, base=base, yardstick=own)
+    start = other(policy, scales=[1])
+    frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): start.diff(spoken)})
+    context, _ = followed(policy, gradient(), frame, start, base=base, yardstick=own)
     assert ["too wide" in v.rule for v in context.violations] == [True] * (accused if was_noise else 1)
+    kept, _ = followed(policy, gradient(), Frame(), spoken, base=base, yardstick=own)
+    assert kept.violations == [], (
+        "no larger than its noise here it may be zero there, and zeros keep their scale"
+    )
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32, BF16], ids=["fp64", "fp32", "bf16"])

@@ -282,6 +282,7 @@ class HeaderChecks:
         allowed = allowed if kept is None else np.maximum(allowed, kept)
         if self.is_mostly_noise(place, rms, x.numel()) or self._noise_floor(place) is not None:
             allowed = allowed + NOISE_GROWS
+        allowed = self._scales_of_zeros(place, rms, allowed)
         over = grid.scales.astype(np.int64) - allowed
         if int(over.max()) > 0:
             block = int(over.argmax())
@@ -321,6 +322,19 @@ class HeaderChecks:
         noise = None if self.yardstick is None else self.yardstick.noise.get(place)
         return noise is None or MOSTLY_NOISE * noise.largest >= float(rms.max())
 
+    def _scales_of_zeros(self, place: Site, rms: np.ndarray, least: np.ndarray) -> np.ndarray:
+        """Return the scales of a gradient or loss that may be zero elsewhere; ``least``, those of its values, of any other.
+
+        It may be where it is no larger here than its noise. Zeros keep the scales before; those of a loss are 2**0 at first.
+        """
+        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
+        if noise is None or place[0] not in (Kind.GRADIENT, Kind.LOSS) or float(rms.max()) > noise.largest:
+            return least
+        before = self._grid_before(place)
+        if before is not None and before.scales.size == least.size and not is_noise_only(before):
+            return np.maximum(least, before.scales)
+        return np.maximum(least, 0) if place[0] == Kind.LOSS else least
+
     def _check_rule(
         self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, numel: int, name: str
     ) -> None:
@@ -348,6 +362,7 @@ class HeaderChecks:
                 self._is_chosen(place) and kind != Kind.GRADIENT
             ):  # whose scales are then new ones, without slack
                 narrowest = np.minimum(narrowest, scale_limits(None, rms, UNSURE * unsure, kept)[0] - 1)
+        widest = self._scales_of_zeros(place, rms, widest)
         stated = grid.scales.astype(np.int64)
         for limit, outside, words in (
             (widest, stated - widest, "at most"),
