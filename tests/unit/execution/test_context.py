@@ -580,7 +580,14 @@ def test_zeros_keep_their_scale_where_a_follower_finds_nothing_but_noise(
     assert not out.any()
     y = torch.full((4096,), 2.0**-21, dtype=torch.float64)
     yardstick = None if largest is None else measured(largest)
-    context, own = followed(policy, y, frame, start, yardstick=yardstick)  # noise is measured in the step
+    chosen = list[Tensor]()
+
+    def note(_: int, gradient: Tensor, at: Tensor, mine: Tensor, is_loud: bool, is_all: bool) -> None:
+        chosen.extend((gradient, mine) if is_loud and is_all and at.numel() else ())
+
+    # Noise is measured in the step.
+    context, own = followed(policy, y, frame, start, yardstick=yardstick, own=note)
+    assert noted or [float(each.abs().max()) for each in chosen] == [0.0, 2.0**-21], "it counts as silence"
     assert ["is too wide" in each.rule for each in context.violations] == [True] * noted
     assert noted or not [each for _, each in context.excesses if each.own.startswith("scale")]
     assert bool(own.any()) == bool(noted), "what is within its noise rounds to zero here too"

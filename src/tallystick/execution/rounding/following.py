@@ -270,10 +270,10 @@ class FollowingContext:
         return replace(found, violations=0, energy=0.0, moved=0, shifted=0.0)
 
     def _silences(self, place: Site, grid: SiteGrid) -> bool:
-        """Whether the log calls a gradient nothing but noise which the follower hears."""
+        """Whether the log calls a gradient nothing but noise, or zero, which the follower hears."""
         if self.own is None or self.yardstick is None or place[0] != Kind.GRADIENT:
             return False
-        return is_noise_only(grid) and self.yardstick.would_hear(place)
+        return (is_noise_only(grid) or self._headers.is_kept) and self.yardstick.would_hear(place)
 
     def _note_own(self, place: Site, grid: SiteGrid, out: Tensor, silenced: Tensor | None) -> None:
         """Tell where the follower's own rounding would have given a gradient that is now rounded other values."""

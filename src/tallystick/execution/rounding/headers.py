@@ -74,6 +74,7 @@ class HeaderChecks:
         chooses: whether grids may be chosen anew where the noise was measured.
         yardstick: the follower's measurement, if it has one.
         energy: the sum of the squared values of the site checked last.
+        is_kept: whether its scale is that of a gradient of zeros, and is too wide for its values.
         is_overdue: whether the trainer measured the noise longer ago than its policy does, and the follower now.
         heard: the gradients checked so far that are declared to be more than noise: their largest scale, and their elements.
     """
@@ -87,6 +88,7 @@ class HeaderChecks:
     chooses: bool = True
     yardstick: Yardstick | None = None
     energy: float = 0.0
+    is_kept: bool = False
     is_overdue: bool = False
     heard: dict[Site, tuple[int, int]] = field(default_factory=dict[Site, tuple[int, int]])
 
@@ -240,7 +242,7 @@ class HeaderChecks:
         self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str, largest: int | None
     ) -> None:
         """Note scales of a gradient, buffer or loss that its values do not have; ``largest`` is of the gradients so far."""
-        self.energy = 0.0
+        self.energy, self.is_kept = 0.0, False
         if not grid.scales.size:
             return
         self.check_blocks((int(kind), ordinal), grid, x, name)
@@ -362,8 +364,9 @@ class HeaderChecks:
                 self._is_chosen(place) and kind != Kind.GRADIENT
             ):  # whose scales are then new ones, without slack
                 narrowest = np.minimum(narrowest, scale_limits(None, rms, UNSURE * unsure, kept)[0] - 1)
-        widest = self._scales_of_zeros(place, rms, widest)
-        stated = grid.scales.astype(np.int64)
+        stated, usual = grid.scales.astype(np.int64), widest
+        widest = self._scales_of_zeros(place, rms, usual)
+        self.is_kept = bool((stated > usual).any())
         for limit, outside, words in (
             (widest, stated - widest, "at most"),
             (narrowest, narrowest - stated, "at least"),
