@@ -240,7 +240,10 @@ def test_a_decision_on_zeros_that_only_noise_moves_accuses_nobody(tmp_path: Path
     run = RunDirectory(tmp_path / "later")
     record(order(), run)
     report = audit(run, find_source(str(path)), jitter=True)
-    assert report.verdict == "cannot_reproduce", report.first
+    # Every byte follows, as zeros keep their scale; what is not accepted is a decision whose noise cannot be measured.
+    assert report.verdict == "not_accepted", report.first
+    assert report.first is not None and report.first.stated == "that it can be measured"
+    assert all(segment.differing_elements == 0 for segment in report.segments)
 
 
 @pytest.mark.slow
