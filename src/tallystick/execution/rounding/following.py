@@ -257,7 +257,7 @@ class FollowingContext:
 
     def _held(self, place: Site, grid: SiteGrid, x: Tensor, out: Tensor, entries: int) -> Tensor | None:
         """Return a gradient's values, for the case that ``entries`` of the log move some; None where no moves are counted."""
-        is_counted = place[0] == Kind.GRADIENT and grid.scales.size > 0 and not is_noise_only(grid)
+        is_counted = place[0] == Kind.GRADIENT and grid.scales.size > 0
         if self.yardstick is None or not is_counted or not entries:
             return None
         return x.clone() if x.data_ptr() == out.data_ptr() else x
