@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import cast
 
 import torch
+from preference_job import SMOOTH, pairs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tallystick.execution.job import Job
 from tallystick.jobs import digits
 
-SMOOTH, GAIN = 0.1, 128.0
+GAIN = 128.0
 FIRST, SLOW = 150, 0.02  # steps of the first phase, and the rate of the second beside it
 
 
@@ -49,12 +50,7 @@ def build(settings: Mapping[str, str]) -> Job:
     training, _ = digits.read_digits().split()
 
     def batch(step: int) -> tuple[Tensor, ...]:
-        at = digits.visited(step, 32, len(training.labels), 0)
-        images, right = training.take(at).tensors()
-        seen = images.reshape(-1, 64)
-        noise = apart * torch.randn(seen.shape, generator=torch.Generator().manual_seed(step))
-        wrong = (right + torch.from_numpy((7 * at + step) % 9 + 1)) % 10
-        return torch.cat((seen, seen + noise)), right, wrong, torch.tensor(float(step < FIRST))
+        return *pairs(training, step, apart), torch.tensor(float(step < FIRST))
 
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         (images, right, wrong, early), scorer = batch, cast(Scorer, model)

@@ -41,6 +41,18 @@ def build(settings: Mapping[str, str]) -> Job:
     return job_of(model, settings)
 
 
+def pairs(
+    training: digits.Digits, step: int, apart: float, brighter: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a step's images, each twice, the second ``apart`` from the first, and their right and wrong names."""
+    at = digits.visited(step, 32, len(training.labels), 0)
+    images, right = training.take(at).tensors()
+    seen = images.reshape(-1, 64)
+    drawn = torch.randn(seen.shape, generator=torch.Generator().manual_seed(step))
+    second = seen + apart * (drawn if brighter is None else drawn + brighter)
+    return torch.cat((seen, second)), right, (right + torch.from_numpy((7 * at + step) % 9 + 1)) % 10
+
+
 def job_of(model: nn.Module, settings: Mapping[str, str]) -> Job:
     """Return the job that trains this scorer."""
     rate, eps = (float(settings.get(name, default)) for name, default in (("rate", "0.01"), ("eps", "1e-8")))
@@ -50,16 +62,7 @@ def job_of(model: nn.Module, settings: Mapping[str, str]) -> Job:
     training, _ = digits.read_digits().split()
 
     def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
-        at = digits.visited(step, 32, len(training.labels), 0)
-        images, right = training.take(at).tensors()
-        seen = images.reshape(-1, 64)
-        drawn = torch.randn(seen.shape, generator=torch.Generator().manual_seed(step))
-        noise = apart * (drawn + brighter.reshape(-1))
-        return (
-            torch.cat((seen, seen + noise)),
-            right,
-            (right + torch.from_numpy((7 * at + step) % 9 + 1)) % 10,
-        )
+        return pairs(training, step, apart, brighter.reshape(-1))
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         images, right, wrong = batch

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from preference_job import SMOOTH, pairs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tallystick.execution.job import Job
 from tallystick.jobs import digits
 
-SMOOTH, BUSY, DIM = 0.1, 1, 16
+BUSY, DIM = 1, 16
 BUCKETS = 8192
 
 
@@ -49,12 +50,7 @@ def build(settings: Mapping[str, str]) -> Job:
     training, _ = digits.read_digits().split()
 
     def batch(step: int) -> tuple[Tensor, ...]:
-        at = digits.visited(step, 32, len(training.labels), 0)
-        images, right = training.take(at).tensors()
-        seen = images.reshape(-1, 64)
-        noise = apart * torch.randn(seen.shape, generator=torch.Generator().manual_seed(step))
-        wrong = (right + torch.from_numpy((7 * at + step) % 9 + 1)) % 10
-        return torch.cat((seen, seen + noise)), right, wrong, torch.full((64,), author_of(step))
+        return *pairs(training, step, apart), torch.full((64,), author_of(step))
 
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         images, right, wrong, authors = batch

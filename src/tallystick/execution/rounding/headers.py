@@ -74,7 +74,7 @@ class HeaderChecks:
         chooses: whether grids may be chosen anew where the noise was measured.
         yardstick: the follower's measurement, if it has one.
         energy: the sum of the squared values of the site checked last.
-        is_kept: whether its scale is that of a gradient of zeros, and is too wide for its values.
+        is_kept: whether its scale is too wide for its values, as one of zeros may be.
         is_overdue: whether the trainer measured the noise longer ago than its policy does, and the follower now.
         heard: the gradients checked so far that are declared to be more than noise: their largest scale, and their elements.
     """
