@@ -123,7 +123,7 @@ def test_a_layer_that_measured_steps_leave_out_is_measured_where_it_appears(
     assert audit(honest, order.source).verdict == "match"
 
     with (
-        patch.object(Session, "has_outgrown", lambda _: False),
+        patch.object(Session, "has_outgrown", lambda *_: False),
         steering.steering(steering.Attacker(steering.Limits(audited=0.9, pull=30.0))),
     ):
         record(order, run)

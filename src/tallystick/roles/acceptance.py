@@ -20,7 +20,7 @@ from torch import Tensor
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import Excess, Freedom
-from tallystick.execution.noise.own_path import OwnPath
+from tallystick.execution.noise.own_path import MOST_CHOICES, OwnPath
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick, with_larger
@@ -38,6 +38,7 @@ REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
 
 
+DOUBT = 1  # octaves by which the gradient for which a trainer measured the noise anew may be smaller here
 SINGLE = 4.0  # times what decisions may bend a step's whole gradient that they may bend one tensor's
 
 
@@ -85,6 +86,8 @@ class Acceptance:
     _first: list[Tensor] = field(default_factory=list[Tensor])
     _end: int = -1
     _measured: int = 0
+    _latest: int = -1
+    _unasked: int = 0
     _travelled: float = 0.0
     _weighing: Weighing | None = None
     _own: OwnPath = field(default_factory=lambda: OwnPath([], []))
@@ -102,7 +105,7 @@ class Acceptance:
             if session.step == 0 or not self.origin:
                 self.origin = self._first
             is_general = session.policy.optimizer_arithmetic == "general"
-            self._own = OwnPath(self._first, self.origin, is_general=is_general)
+            self._own, self._unasked = OwnPath(self._first, self.origin, is_general=is_general), 0
             self.freedom.leave_out_steps()
         if (
             self._end != session.step
@@ -154,11 +157,11 @@ class Acceptance:
                 ordinal, session.parameters[ordinal][1], gradient, at, moves
             )
         if session.policy.residue_bits == 0:
-            context.own = lambda *noted: self._note_own(session, *noted)
+            context.own = lambda *noted: self._note_own(session, context, *noted)
         return context
 
     def _measure(self, session: Session, backward: Backward, *, is_trainers: bool) -> None:
-        own = self._yardstick
+        own, self._latest = self._yardstick, session.step
         repeats = REPEATS + (1 if own is None else 0)
         # What the trainer declared before is its word; it counts only where an audit begins in the middle.
         earlier = own.measured.table if own is not None else None if session.step else GridTable()
@@ -182,7 +185,8 @@ class Acceptance:
         """Inside, a step whose decisions the log moved is repeated with the follower's own, and the gradients compared.
 
         A gradient that no step had when the noise was measured, or no value but zero, is measured in this one, and so is one
-        that has outgrown the noise that it was, or that the log calls more than noise between two measurements.
+        that has outgrown the noise that it was, or that the log calls more than noise between two measurements. And a measurement
+        of the trainer's that nothing in this step asks for is counted: it may have chosen when to ask what is noise.
         """
         if self._yardstick is None:
             yield
@@ -190,6 +194,9 @@ class Acceptance:
 
         def measure() -> None:
             assert self._yardstick is not None
+            is_extra = context.is_calibrated and not session.is_calibration_step(session.step)
+            if is_extra and not session.policy.autocast and not session.has_outgrown(DOUBT):
+                self._unasked += 1
             known = self._yardstick
             gradients = {
                 (int(Kind.GRADIENT), n): p.grad
@@ -258,6 +265,7 @@ class Acceptance:
     def _note_own(
         self,
         session: Session,
+        context: FollowingContext,
         ordinal: int,
         gradient: Tensor,
         at: Tensor,
@@ -267,7 +275,11 @@ class Acceptance:
     ) -> None:
         """Note where the follower's own rounding would have given other values than the log's."""
         _, p = session.parameters[ordinal]
-        self._own.note(session.optimizer, ordinal, p, gradient, at, own, is_loud=is_loud, is_all=is_all)
+        is_measured = context.is_calibrated or self._latest == session.step
+        self._own.note(
+            session.optimizer, ordinal, p, gradient, at, own,
+            is_loud=is_loud, is_all=is_all, is_measured=is_measured,
+        )  # fmt: skip
 
     def count(self, session: Session, context: FollowingContext) -> None:
         """Count in what the step just done showed."""
@@ -317,6 +329,13 @@ class Acceptance:
             if not share <= policy.most_path:
                 what = f"{name}: way that the log's choices led it, over the way trained"
                 found.append(Excess(what, f"{policy.most_path:.3g} at most", f"{share:.3g}"))
+        if self._unasked > MOST_CHOICES:
+            what = "measurements of the noise that no gradient of their steps asked for"
+            found.append(Excess(what, f"{MOST_CHOICES} at most", f"{self._unasked}"))
+        for name, chosen in self._own.choices(session.parameters).items():
+            if chosen > MOST_CHOICES:
+                what = f"{name}: times that the log chose whether this gradient is nothing but noise"
+                found.append(Excess(what, f"{MOST_CHOICES} at most", f"{chosen}"))
         for name, bend in self._bends.items():
             if not bend.share <= policy.most_bent:
                 what = f"{name}: what the log's decisions make of it, over all steps"

@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any
 
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
-from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.calibration import calibrate, repetitions_at
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
 from tallystick.numerics.policy import find_policy
@@ -126,9 +126,8 @@ class Recorder(Loop[RunStatement]):
         number = session.step
         if session.is_calibration_step(number):
             clock = time.perf_counter()
-            measured = calibrate(
-                session, self._probe(batch), repeats=2 if number == 0 else 1, seed=self._seed
-            ).table
+            repeats = repetitions_at(number)
+            measured = calibrate(session, self._probe(batch), repeats=repeats, seed=self._seed).table
             session.table = session.grids_for(before, measured)
             self.phases.add("calibrate", clock)
         if number == 0:
@@ -156,7 +155,8 @@ class Recorder(Loop[RunStatement]):
         if not context.is_calibrated and self.session.has_outgrown():
             clock = time.perf_counter()
             with self.session.interlude():
-                measured = calibrate(self.session, self._probe(batch), repeats=1, seed=self._seed).table
+                repeats = repetitions_at(self.session.step)
+                measured = calibrate(self.session, self._probe(batch), repeats=repeats, seed=self._seed).table
             context.regrid(self.session.grids_for(self.session.table, measured))
             self.phases.add("calibrate", clock)
 

@@ -13,7 +13,7 @@ from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Batch, Job, JobSource
-from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.calibration import calibrate, repetitions_at
 from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.context import RecordingContext
@@ -248,7 +248,7 @@ class _Recording:
             stated = replace(stated, steps=own.steps)  # it ended before it was to
         verify_same_order(stated, replace(own, notes=stated.notes))
         verify_same_program(program, stated.job.program)
-        self._calibrate(backward_of(self.session, self.job), repeats=1)
+        self._calibrate(backward_of(self.session, self.job))
         verify_same_order(stated, self._specification(stated.initial_state, stated.job.program))
         verify_same_program(program, stated.job.program, whole=True)
         for text in (*other_machine(stated, own), kept.notice()):
@@ -272,7 +272,7 @@ class _Recording:
         session, step, before = self.session, self.session.step, self.session.table
         backward = backward_of(session, self.job, batch)
         if step > 0 and session.is_calibration_step(step):
-            self._calibrate(backward, repeats=1)
+            self._calibrate(backward)
         clock = time.perf_counter()
         context = session.recording_context(before)
         session.listeners.gradients = lambda: self._calibrate_if_outgrown(backward, context)
@@ -293,16 +293,16 @@ class _Recording:
         if context.is_calibrated or not session.has_outgrown():
             return
         with session.interlude():
-            self._calibrate(backward, repeats=1)
+            self._calibrate(backward)
             before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
             context.restart(session.table)
             again, _, _ = gradients_under(session, backward, context, before)
         for (_, p), gradient in zip(session.parameters, again, strict=True):
             p.grad = gradient
 
-    def _calibrate(self, backward: Backward, repeats: int = 2) -> None:
+    def _calibrate(self, backward: Backward) -> None:
         started = time.perf_counter()
-        session = self.session
+        session, repeats = self.session, repetitions_at(self.session.step)
         measured = calibrate(session, backward, repeats=repeats, seed=self.order.seed).table
         session.table = session.grids_for(session.table, measured)
         for (kind, ordinal), grid in session.table.sites.items():

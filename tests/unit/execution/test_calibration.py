@@ -19,9 +19,9 @@ from tallystick.execution.noise import bands as bands_module
 from tallystick.execution.noise import calibration as calibrate_module
 from tallystick.execution.noise import deviations
 from tallystick.execution.noise.bands import choose_grids, grid_for, zero_grid
-from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.calibration import calibrate, repetitions_at
 from tallystick.execution.noise.deviations import Deviations
-from tallystick.execution.noise.measured import SiteNoise, exponent_above
+from tallystick.execution.noise.measured import Calibration, SiteNoise, exponent_above
 from tallystick.execution.rounding.grids import NOISE_BAND, is_noise_only, site_grid
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of, run_step
@@ -464,3 +464,54 @@ def test_an_auditors_small_sites_keep_its_own_bands_and_not_the_trainers(zoo: An
     seen.noise[place] = SiteNoise(2.0**-12, np.zeros(1, dtype=np.int64), 1.0, 2.0**-12, 1)
     for earlier, band in ((None, -2), (session.table, -2), (GridTable(), -6)):
         assert choose_grids(session, seen, {}, earlier=earlier).table.sites[place].band == band
+
+
+def test_an_auditor_asks_first_as_a_trainer_does_which_gradients_are_noise(
+    monkeypatch: pytest.MonkeyPatch, zoo: Any, open_job: Any
+) -> None:
+    """In how many repetitions, and under which jitter, decides near the limit; what else is repeated is for all the rest."""
+    job = zoo.build({"model": "convolutions"})
+    session = open_job(job, POLICIES["fp32"])
+    asked: list[tuple[int, ...]] = []
+    jitters: list[int] = []
+    monkeypatch.setattr(
+        calibrate_module,
+        "Jitter",
+        lambda seed, units, **more: (jitters.append(seed), Jitter(seed, units, **more))[1],
+    )
+    plain = choose_grids
+    first, last = (Kind.GRADIENT, 0), (Kind.GRADIENT, len(session.parameters) - 1)
+
+    def choose(*given: Any, **more: Any) -> Calibration:
+        """The first gradient is noise by the first repetitions alone, the second by all together."""
+        asked.append(tuple(jitters))
+        chosen = plain(*given, **more)
+        silent = first if len(asked) == 1 else last
+        grid = site_grid(POLICIES["fp32"], Kind.GRADIENT, NOISE_BAND, np.array([-7 * len(asked)]))
+        return replace(chosen, table=GridTable({**chosen.table.sites, silent: grid}))
+
+    monkeypatch.setattr(calibrate_module, "choose_grids", choose)
+    for step, theirs in ((0, 2), (5, 1)):
+        session.step = step
+        asked.clear(), jitters.clear()
+        found = calibrate(session, backward_of(session, job), repeats=4, seed=11, for_audit=True)
+        own = [session.seed * 1000003 + step * 101 + each for each in range(theirs)]
+        more = [11 * 1000003 + step * 101 + each for each in range(4 - theirs)]
+        assert asked == [tuple(own + more)[:theirs], tuple(own + more)]
+        assert repetitions_at(step) == theirs
+        assert found.table.sites[first].scales.tolist() == [-7], "a trainer would have called it noise"
+        assert not is_noise_only(found.table.sites[last]), "a trainer would have heard it"
+
+
+@pytest.mark.parametrize(
+    ("doubt", "size", "outgrown"), [(0, 4.01, True), (0, 3.99, False), (1, 2.01, True), (1, 1.99, False)]
+)
+def test_a_gradient_has_outgrown_its_scale_by_two_octaves_or_a_doubt_less(
+    doubt: int, size: float, outgrown: bool, zoo: Any, open_job: Any
+) -> None:
+    session = open_job(zoo.build({"model": "convolutions"}), POLICIES["fp32"])
+    grid = site_grid(POLICIES["fp32"], Kind.GRADIENT, -20, np.array([0]))
+    session.base = GridTable({(Kind.GRADIENT, 0): grid})
+    p = session.parameters[0][1]
+    p.grad = torch.full_like(p, size)  # what has a scale of 2**0 is below one
+    assert session.has_outgrown(doubt) == outgrown

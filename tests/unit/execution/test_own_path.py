@@ -195,13 +195,54 @@ def test_each_element_counts_by_its_own_way_and_once_at_most() -> None:
     assert one_step(ones, [0], before=0.5) == pytest.approx(one, rel=1e-5)
     assert one_step(ones, [0, 2], before=0.5) == pytest.approx(2**0.5 * one, rel=1e-5)
     assert one_step(ones, [0], before=0.5, by=1e6) == 0.5
-    assert one_step(ones, [0], before=0.5, is_loud=True) == pytest.approx(one / LOUD_SLACK, rel=1e-5)
     for size in (
         0.0,
         1.0,
         1e6,
     ):  # weights beside which all that they learn is little are led as far as they learn
         assert one_step(size * ones, [0], by=0.5) == 0.5
+
+
+@pytest.mark.parametrize(("numel", "slack"), [(LEAST_ROW - 1, 1.0), (LEAST_ROW, LOUD_SLACK)])
+def test_a_loud_tensor_is_led_a_quarter_as_far_but_one_of_few_elements(numel: int, slack: float) -> None:
+    """One rounding that falls otherwise is much of few: a bias of two, near rest, was not accepted under jitter."""
+    ones = torch.ones(numel, dtype=torch.float64)
+    quiet = one_step(ones, [0], before=0.5)
+    assert one_step(ones, [0], before=0.5, is_loud=True) == pytest.approx(quiet / slack, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("steps", "choices"),
+    [
+        ("c", 1),
+        ("mcc", 1),
+        ("cmcc", 2),
+        ("mcmcmc", 3),
+        ("c.c", 2),
+        ("cc..mc", 2),
+        ("m.m.", 0),
+    ],
+)
+@pytest.mark.parametrize("name", ["SGD", "HalfNorm"])
+def test_choices_of_whole_gradients_are_counted_once_between_two_measurements(
+    name: str, steps: str, choices: int
+) -> None:
+    """In steps "c" the log chose all of it, in those after "m" the noise was measured, in others neither."""
+    zeros = torch.zeros(4, dtype=torch.float64)
+    p, path = nn.Parameter(zeros.clone()), OwnPath([zeros], [zeros])
+    optimizer = MADE[name]([p]) if name == "HalfNorm" else torch.optim.SGD([p], lr=1.0)
+    is_measured = False
+    for step in steps:
+        if step == "m":
+            is_measured = True
+            continue
+        at = torch.arange(4 if step == "c" else 0)
+        p.grad = torch.ones_like(zeros)
+        path.note(optimizer, 0, p, p.grad, at, torch.zeros(at.numel()), is_all=True, is_measured=is_measured)
+        optimizer.step()
+        path.step([("w", p)])
+        is_measured = False
+    assert path.choices([("w", p)]).get("w", 0) == choices
 
 
 def test_a_whole_gradient_may_be_chosen_where_it_leads_little_of_the_way_so_far() -> None:
@@ -223,7 +264,7 @@ def test_a_whole_gradient_may_be_chosen_where_it_leads_little_of_the_way_so_far(
 
 
 def late(
-    chosen: Callable[[int], list[int]], steps: int, rate: float = 2.0**-5, *, is_all: bool = True
+    chosen: Callable[[int], list[int]], steps: int, rate: float = 2.0**-3, *, is_all: bool = True
 ) -> float:
     """Return what 128 steps at the full rate, and then some in which the log chooses gradients of elements, come to."""
     zeros = torch.zeros(8, dtype=torch.float64)
@@ -249,7 +290,7 @@ def test_what_has_come_to_rest_is_led_by_a_share_of_the_whole_way() -> None:
 
 def test_a_late_phase_at_a_low_rate_is_no_share_of_the_way_before_it() -> None:
     """Led by all that it trained, it was led by a hundredth of the whole way: a backdoor of 48 %, "match"."""
-    whole = 2.0**-5 * SPAN / 128.0
+    whole = 2.0**-3 * SPAN / 128.0
     assert late(lambda _: EVERY, SHORTEST - 1) == pytest.approx(whole * (SHORTEST - 1) / SPAN, rel=1e-3)
     for steps in (SHORTEST, SPAN, SPAN + 1, 2 * SPAN):
         assert late(lambda _: EVERY, steps) == 1.0 / AT_ONCE_SLACK, steps

@@ -15,13 +15,14 @@ import torch
 from tallystick.errors import InvalidInput
 from tallystick.execution.noise.freedom import Freedom, StepFreedom
 from tallystick.execution.noise.measured import Calibration, SiteNoise
+from tallystick.execution.noise.own_path import MOST_CHOICES
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Frame, Kind, encode_frame
 from tallystick.numerics.policy import POLICIES
 from tallystick.roles import acceptance, bending
-from tallystick.roles.acceptance import Acceptance, Limits
+from tallystick.roles.acceptance import DOUBT, Acceptance, Limits
 from tallystick.roles.bending import StepBend, TensorBend
 
 
@@ -38,6 +39,7 @@ def session(
         optimizer=None if numbers is None else SimpleNamespace(param_groups=[dict(numbers)]),
         is_calibrated=lambda frame: False,
         chooses_grids=lambda step: True,
+        is_calibration_step=lambda step: False,
         following_context=lambda frame, yardstick: SimpleNamespace(
             yardstick=yardstick, hold_overdue=lambda: held.append(step)
         ),
@@ -117,7 +119,8 @@ def take_step(auditor: Acceptance, now: Any, own: float) -> None:
     """Take a step of which the log chose the gradient of one element, four, where the auditor's is ``own``."""
     context: Any = SimpleNamespace(freedom=StepFreedom(), excesses=[])
     gradient = torch.tensor([4.0, 0.0, 0.0, 0.0])
-    auditor._note_own(now, 0, gradient, torch.tensor([0]), torch.tensor([own]), False, False)
+    context.is_calibrated = False
+    auditor._note_own(now, context, 0, gradient, torch.tensor([0]), torch.tensor([own]), False, False)
     now.parameters[0][1].grad = gradient
     now.optimizer.step()
     now.step += 1
@@ -132,6 +135,61 @@ def test_where_steps_that_differ_led_is_taken_back() -> None:
         assert auditor._own.tensors[0].farthest.tolist() == [way]
         auditor.discard()
         assert auditor._own.tensors == {}
+
+
+@pytest.mark.parametrize(("calibrated", "latest"), [(True, -1), (False, 4), (False, 3)])
+def test_whether_the_noise_was_measured_in_a_step_is_said_of_what_is_chosen_in_it(
+    monkeypatch: pytest.MonkeyPatch, calibrated: bool, latest: int
+) -> None:
+    auditor, now = Acceptance(Limits(), Freedom()), led_session(4)
+    auditor.begin(now)
+    auditor._latest = latest
+    told: list[bool] = []
+    monkeypatch.setattr(auditor._own, "note", lambda *given, is_measured, **more: told.append(is_measured))
+    context: Any = SimpleNamespace(is_calibrated=calibrated)
+    auditor._note_own(now, context, 0, torch.ones(4), torch.tensor([0]), torch.ones(1), False, True)
+    assert told == [calibrated or latest == 4]
+
+
+@pytest.mark.parametrize("chosen", [MOST_CHOICES, MOST_CHOICES + 1])
+def test_a_log_chooses_whole_gradients_so_often_at_most(monkeypatch: pytest.MonkeyPatch, chosen: int) -> None:
+    auditor, now = Acceptance(Limits(), Freedom()), session(step=4)
+    auditor.begin(now)
+    monkeypatch.setattr(auditor._own, "choices", lambda *given: {"w": chosen})
+    what = "w: times that the log chose whether this gradient is nothing but noise"
+    assert [excess.site for _, excess in auditor.end(now)] == [what] * (chosen > MOST_CHOICES)
+
+
+@pytest.mark.parametrize("policy", ["fp32", "bf16"])
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize(("calibrated", "scheduled"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("steps", [MOST_CHOICES, MOST_CHOICES + 1])
+def test_a_trainer_measures_so_often_at_most_where_nothing_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, policy: str, asks: bool, calibrated: bool, scheduled: bool, steps: int
+) -> None:
+    """Who measures when it suits chooses which of a gradient's batches is asked whether it is noise."""
+    monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
+    own = Yardstick(POLICIES[policy], Calibration())
+    auditor, now = Acceptance(Limits(), Freedom()), session(step=4)
+    auditor.begin(now)
+    auditor._yardstick = own
+    now.policy, now.listeners = POLICIES[policy], SimpleNamespace(gradients=None)
+    doubts: list[int] = []
+    now.has_outgrown = lambda doubt: (doubts.append(doubt), asks)[1]
+    now.is_calibration_step = lambda step: scheduled
+    context: Any = SimpleNamespace(is_calibrated=calibrated, newly_heard=lambda place: False)
+    context.freedom, context.excesses = StepFreedom(), []
+    for _ in range(steps):
+        with auditor.watching(now, context, lambda context: None):
+            now.listeners.gradients()
+    is_extra = calibrated and not scheduled and policy == "fp32"
+    assert doubts == [DOUBT] * (steps if is_extra else 0)
+    what = "measurements of the noise that no gradient of their steps asked for"
+    is_over = is_extra and not asks and steps > MOST_CHOICES
+    assert [excess.site for _, excess in auditor.end(now)] == [what] * is_over
+    now.step += 1
+    auditor.begin(now)
+    assert auditor._unasked == 0, "the next segments are other ones"
 
 
 def test_an_optimizer_that_cannot_be_copied_is_not_accepted() -> None:
@@ -392,6 +450,7 @@ def test_what_a_log_calls_more_than_noise_or_has_outgrown_it_between_two_measure
     now.parameters[0][1].grad = torch.full((4,), size)
     context: Any = auditor.follow(now, encode_frame(Frame()), lambda context: None)
     context.newly_heard, context.freedom, context.excesses = lambda place: newly, StepFreedom(), []
+    context.is_calibrated = False
     context.hold_against = lambda yardstick: setattr(context, "yardstick", yardstick)
     with auditor.watching(now, context, lambda context: None):
         now.listeners.gradients()
@@ -441,7 +500,7 @@ def test_a_gradient_that_was_exactly_zero_is_measured_when_it_has_outgrown_the_n
     context: Any = auditor.follow(now, encode_frame(Frame()), lambda context: None)
     now.parameters[0][1].grad = torch.full((4,), size)
     context.newly_heard, context.freedom, context.excesses = lambda place: False, StepFreedom(), []
-    context.hold_against = lambda yardstick: None
+    context.hold_against, context.is_calibrated = lambda yardstick: None, False
     with auditor.watching(now, context, lambda context: None):
         now.listeners.gradients()
     assert auditor._yardstick is not None

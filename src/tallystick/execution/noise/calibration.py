@@ -22,6 +22,7 @@ from tallystick.execution.noise.reference import in_float64
 from tallystick.execution.noise.safety import decision_safety
 from tallystick.execution.noise.weighing import Weighing, Weight, is_linear
 from tallystick.execution.rounding.context import RoundingContext
+from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session.session import Session
 from tallystick.execution.session.sites import Site
 from tallystick.numerics.grid_table import GridTable
@@ -53,11 +54,12 @@ def calibrate(
     Args:
         session: prepared, between steps; left as it was found.
         backward: runs the step's forward and backward passes and clipping under a context, leaving the gradients.
-        repeats: jittered repetitions.
-        seed: of the jitter.
+        repeats: jittered repetitions; for an audit those of the trainer are the first of them.
+        seed: of the jitter; the trainer's is the session's.
         units: size of the jitter, see ``Jitter``.
-        for_audit: whether to measure what a follower holds a log against too: the optimizer's noise, and how often
-            sixteen-bit results differ that a calibration moves more often than that, to see what they do.
+        for_audit: whether to measure what a follower holds a log against too: the optimizer's noise, which gradients are noise
+            only for who measures as the trainer does, and how often sixteen-bit results differ that a calibration moves more
+            often than that, to see what they do.
         to_excuse: whether to take what the sixteen-bit numbers of a loss may do, all moved at once, for noise like any other:
             not for what bands are multiples of, which must be above it.
         earlier: grids that earlier measurements gave, whose bands small sites keep; None for the session's own, which are the
@@ -76,7 +78,15 @@ def calibrate(
         heard = _RepeatedStep(session, backward, probe, before, plain, Deviations(session, plain[0]))
         if session.step == 0 and not for_audit and not to_excuse:
             heard.verify_twice()
-        passes = _repetitions(session, repeats, seed, units)
+        usual = None
+        if for_audit and not counting:
+            theirs = repetitions_at(session.step)
+            for pass_ in (*_jitters(session, theirs, session.seed, units), *_references(session)):
+                heard.add(pass_)
+            usual = heard.choose(earlier, measure_states=False).table
+            passes = _jitters(session, repeats - theirs, seed, units)
+        else:
+            passes = [*_jitters(session, repeats, seed, units), *_references(session)]
         for extra in range(counting):
             rare = Jitter(seed * 1000003 + session.step * 101 + repeats + extra, units, fewest=0)
             passes.append(jittered(session, rare))
@@ -88,6 +98,8 @@ def calibrate(
             moved = Jitter(seed * 1000003 + session.step * 101 + 97 - extra, units, fewest=0, outputs=True)
             heard.add_outputs(jittered(session, moved), whole=to_excuse)
     chosen = heard.choose(earlier, measure_states=for_audit)
+    if usual is not None:
+        chosen.table = _heard_as(usual, chosen.table)
     if counting and session.policy.residue_bits and not is_linear(session.optimizer):
         weights = _expected_weights(session, plain[0], heard.gradients, chosen.table)
         whole = sum(weight.whole for weight in weights.values())
@@ -218,13 +230,34 @@ def _verify_repeated(session: Session, first: list[Tensor | None], again: list[T
             )
 
 
-def _repetitions(
-    session: Session, repeats: int, seed: int, units: float
-) -> list[AbstractContextManager[None]]:
-    """Return what a step is repeated in: under jitter, and where float64 is more precise than the policy in float64.
+def repetitions_at(step: int) -> int:
+    """Return how often who records a run repeats a step under jitter, where its noise is measured."""
+    return REPEATS if step == 0 else 1
 
-    Under autocast float64 would measure the error of bfloat16, which machines share.
+
+def _jitters(session: Session, repeats: int, seed: int, units: float) -> list[AbstractContextManager[None]]:
+    """Return the repetitions of a step under jitter."""
+    seeds = (seed * 1000003 + session.step * 101 + repeat for repeat in range(repeats))
+    return [jittered(session, Jitter(each, units)) for each in seeds]
+
+
+def _references(session: Session) -> list[AbstractContextManager[None]]:
+    """Return the repetition in float64, where that is more precise than the policy.
+
+    Under autocast it would measure the error of bfloat16, which machines share.
     """
-    seeds = [seed * 1000003 + session.step * 101 + repeat for repeat in range(repeats)]
-    plain = [in_float64(session)] if session.arithmetic.precision == torch.float32 else []
-    return [*(jittered(session, Jitter(each, units)) for each in seeds), *plain]
+    return [in_float64(session)] if session.arithmetic.precision == torch.float32 else []
+
+
+def _heard_as(usual: GridTable, own: GridTable) -> GridTable:
+    """Return the grids ``own``, but the ``usual`` ones of gradients that are nothing but noise by either.
+
+    Whether a gradient near the limit is heard hangs on how often a step is repeated, and under which jitter, far more than on the
+    machine; so honest parties who ask alike agree.
+    """
+    grids = dict(own.sites)
+    for place, grid in usual.sites.items():
+        mine = grids.get(place)
+        if place[0] == Kind.GRADIENT and mine is not None and (is_noise_only(grid) or is_noise_only(mine)):
+            grids[place] = grid
+    return GridTable(grids)

@@ -39,9 +39,13 @@ AT_ONCE_SLACK = 4.0
 """How much farther a tensor may be led of its way in a span, or of the way so far where all of a gradient is chosen."""
 SPAN, SHORTEST = 64, 32
 """Steps of a span over which what a log chose is measured too, and of the last one at least, if the run ends in it."""
-LEAST_SPAN = 2.0**-8
+LEAST_SPAN = 2.0**-6
 """The share of the median way since the run began that is the least way of a span: what has come to rest is near its noise."""
-LOUD_SLACK = 0.25  # the same of a tensor, and of its rows, whose gradient was hardly more than its noise where the log chose
+LOUD_SLACK = 0.25
+"""The same of a tensor of ``LEAST_ROW`` elements or more, and of its rows, whose gradient was hardly more than its noise where
+the log chose; fewer add up to little, and one of them that falls otherwise is much of their mean."""
+MOST_CHOICES = 8
+"""How many times the log may choose whether a whole gradient is nothing but noise: honest parties who measure alike agree."""
 
 
 @dataclass
@@ -85,6 +89,7 @@ class _OwnTensor:
         farthest: how far each was from the run's at any time, float64[k].
         is_loud: whether the log chose in a step in which the gradient was hardly more than its noise.
         is_all: whether what the log chose of this step is the whole gradient.
+        choices: how many times it chose that, a noise measured anew or not chosen in between.
         at_once: the largest share of the way so far that it was led after such a step, or of its way in ``SPAN`` steps.
         chosen: which elements ever had a value in such a step, bool[k].
         span: the steps that are now measured by themselves, if any are.
@@ -98,6 +103,7 @@ class _OwnTensor:
     chosen: Tensor
     is_loud: bool = False
     is_all: bool = False
+    choices: int = 0
     at_once: float = 0.0
     span: _Span | None = None
 
@@ -293,6 +299,7 @@ class OwnPath:
         *,
         is_loud: bool = False,
         is_all: bool = False,
+        is_measured: bool = False,
     ) -> None:
         """Note the gradient of a step that the run's optimizer has not taken yet.
 
@@ -305,6 +312,7 @@ class OwnPath:
             own: float[k]: which.
             is_loud: whether the gradient is hardly more than its noise.
             is_all: whether it is all of the gradient that the log chose.
+            is_measured: whether noise was measured in this step.
         """
         known = self.tensors.get(ordinal)
         if type(run) in ELEMENTWISE:
@@ -322,10 +330,9 @@ class OwnPath:
                 self._is_fresh = True
         if known is not None:
             self.tensors[ordinal], kept = known, known
-            kept.is_loud, kept.is_all = (
-                kept.is_loud or (is_loud and at.numel() > 0),
-                is_all and at.numel() > 0,
-            )
+            kept.is_loud |= is_loud and at.numel() > 0
+            was_all, kept.is_all = kept.is_all, is_all and at.numel() > 0
+            kept.choices += kept.is_all and (is_measured or not was_all)
             self._attempt(run, lambda: kept.begin_step(p, run.state.get(p, {}), gradient, at, own))
 
     def step(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -349,12 +356,16 @@ class OwnPath:
         return {
             parameters[ordinal][0]: max(
                 own.share(parameters[ordinal][1], self.first[ordinal], self.origin[ordinal])
-                / (LOUD_SLACK if own.is_loud else 1.0),
+                / (LOUD_SLACK if own.is_loud and parameters[ordinal][1].numel() >= LEAST_ROW else 1.0),
                 max(own.at_once, own.share_of_span(parameters[ordinal][1], self.origin[ordinal]))
                 / AT_ONCE_SLACK,
             )
             for ordinal, own in self.tensors.items()
         }
+
+    def choices(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> dict[str, int]:
+        """Return how many times the log chose the whole gradient of those of ``parameters`` that are kept, by name."""
+        return {parameters[ordinal][0]: own.choices for ordinal, own in self.tensors.items()}
 
     def _begun_whole(self, run: torch.optim.Optimizer, p: nn.Parameter) -> _OwnTensor:
         """Return a parameter of an optimizer that is copied whole, as it is before the step."""

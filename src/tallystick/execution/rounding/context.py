@@ -330,12 +330,12 @@ def outgrown_from(policy: Policy, base: SiteGrid | None, numel: int) -> int:
     """Return from which scale exponent on a gradient of ``numel`` elements is so large that its last calibration says nothing.
 
     Args:
-        policy: under autocast one that was noise only is heard from its floor on.
+        policy: the run's.
         base: its grid then. One that was noise only has outgrown it at its floor: it may be a signal, or noise that grew with
             what cancels in it. One of few elements that is mostly noise is as large as that happens to be, and never has.
         numel: its elements.
     """
-    if base is None or (is_noise_only(base) and policy.autocast):
+    if base is None:
         return NEVER
     if is_noise_only(base):
         return int(base.scales.min()) + base.band

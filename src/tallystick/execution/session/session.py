@@ -238,8 +238,12 @@ class Session:
             return measured
         return held_grids(self.policy, before, measured)
 
-    def has_outgrown(self) -> bool:
-        """Whether some trained parameter's gradient is now far larger than when its noise was last measured."""
+    def has_outgrown(self, doubt: int = 0) -> bool:
+        """Whether some trained parameter's gradient is now far larger than when its noise was last measured.
+
+        Args:
+            doubt: octaves that it may be larger elsewhere.
+        """
         if self._outgrown is None or self._outgrown[0] is not self.base:
             grids = (self.base.sites.get((Kind.GRADIENT, n)) for n in range(len(self.parameters)))
             pairs = zip(grids, self.parameters, strict=True)
@@ -247,7 +251,7 @@ class Session:
             self._outgrown = self.base, np.array(limits, dtype=np.int64)
         present = [(n, p.grad.detach()) for n, (_, p) in enumerate(self.parameters) if p.grad is not None]
         limits = self._outgrown[1][[n for n, _ in present]]
-        return reaches(sampled_rms([gradient for _, gradient in present]), limits)
+        return reaches(sampled_rms([gradient for _, gradient in present]), limits - doubt)
 
     def settle(self, context: RecordingContext | FollowingContext) -> None:
         """Take over the grids after the step just done."""
