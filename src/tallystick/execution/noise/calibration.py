@@ -71,22 +71,12 @@ def calibrate(
     counting = AS_RARE if for_audit and session.policy.autocast else 0
     repeats -= min(counting, 1)
     with undisturbed(session) as before:
-        near = session.policy.decision_safety is not None
-        wide = session.policy.decision_band[1] if near else ProbingContext.wide
-        probe = ProbingContext(wide, near, rule=session.policy.activation, table=session.table)
-        plain = gradients_under(session, backward, probe, before)
-        heard = _RepeatedStep(session, backward, probe, before, plain, Deviations(session, plain[0]))
+        heard = _RepeatedStep.of(session, backward, before)
         if session.step == 0 and not for_audit and not to_excuse:
             heard.verify_twice()
-        usual = None
-        if for_audit and not counting:
-            theirs = repetitions_at(session.step)
-            for pass_ in (*_jitters(session, theirs, session.seed, units), *_references(session)):
-                heard.add(pass_)
-            usual = heard.choose(earlier, measure_states=False).table
-            passes = _jitters(session, repeats - theirs, seed, units)
-        else:
-            passes = [*_jitters(session, repeats, seed, units), *_references(session)]
+        usual = heard.repeat_as_trainer(earlier, units) if for_audit and not counting else None
+        repeats -= 0 if usual is None else repetitions_at(session.step)
+        passes = _jitters(session, repeats, seed, units) + (_references(session) if usual is None else [])
         for extra in range(counting):
             rare = Jitter(seed * 1000003 + session.step * 101 + repeats + extra, units, fewest=0)
             passes.append(jittered(session, rare))
@@ -101,14 +91,11 @@ def calibrate(
     if usual is not None:
         chosen.table = _heard_as(usual, chosen.table)
     if counting and session.policy.residue_bits and not is_linear(session.optimizer):
-        weights = _expected_weights(session, plain[0], heard.gradients, chosen.table)
-        whole = sum(weight.whole for weight in weights.values())
-        weighed = sum(weight.moved for weight in weights.values()) / whole if whole > 0.0 else 0.0
-        chosen = replace(chosen, weighed=weighed, weights=_ratios(weights))
-    sizes = heard.seen.sizes[-counting:]
-    steady = not counting or (min(sizes) > 0.0 and min(sizes) * UNSTEADY >= max(sizes))
+        chosen = _with_weights(
+            chosen, _expected_weights(session, heard.plain[0], heard.gradients, chosen.table)
+        )
     flips = max(heard.flips, sum(heard.crossed) / max(len(heard.crossed), 1))
-    return replace(chosen, flips=flips, steady=steady)
+    return replace(chosen, flips=flips, steady=heard.is_steady(counting))
 
 
 @dataclass
@@ -140,6 +127,17 @@ class _RepeatedStep:
     )
     gradients: list[Tensor | None] = field(default_factory=list[Tensor | None])
 
+    @classmethod
+    def of(
+        cls, session: Session, backward: Callable[[RoundingContext], None], before: dict[str, Tensor]
+    ) -> _RepeatedStep:
+        """Run the step plainly, from the buffers ``before`` it."""
+        near = session.policy.decision_safety is not None
+        wide = session.policy.decision_band[1] if near else ProbingContext.wide
+        probe = ProbingContext(wide, near, rule=session.policy.activation, table=session.table)
+        plain = gradients_under(session, backward, probe, before)
+        return cls(session, backward, probe, before, plain, Deviations(session, plain[0]))
+
     def verify_twice(self) -> None:
         """Return if the step gives the same gradients twice.
 
@@ -148,6 +146,19 @@ class _RepeatedStep:
         """
         again, _, _ = gradients_under(self.session, self.backward, EchoingContext(self.probe), self.before)
         _verify_repeated(self.session, self.plain[0], again)
+
+    def repeat_as_trainer(self, earlier: GridTable | None, units: float) -> GridTable:
+        """Repeat the step as who records the run does, and return the grids that follow from it."""
+        session = self.session
+        jitters = _jitters(session, repetitions_at(session.step), session.seed, units)
+        for pass_ in (*jitters, *_references(session)):
+            self.add(pass_)
+        return self.choose(earlier, measure_states=False).table
+
+    def is_steady(self, last: int) -> bool:
+        """Whether the ``last`` repetitions moved the gradient alike."""
+        sizes = self.seen.sizes[-last:]
+        return not last or (min(sizes) > 0.0 and min(sizes) * UNSTEADY >= max(sizes))
 
     def forget_what_is_rare(self) -> None:
         """Forget how often decisions fell otherwise and how large deviations were on average."""
@@ -210,8 +221,11 @@ def _expected_weights(
     return weights
 
 
-def _ratios(weights: dict[Site, Weight]) -> dict[Site, float]:
-    return {place: weight.moved / weight.whole for place, weight in weights.items() if weight.whole > 0.0}
+def _with_weights(chosen: Calibration, weights: dict[Site, Weight]) -> Calibration:
+    whole = sum(weight.whole for weight in weights.values())
+    weighed = sum(weight.moved for weight in weights.values()) / whole if whole > 0.0 else 0.0
+    ratios = {place: weight.moved / weight.whole for place, weight in weights.items() if weight.whole > 0.0}
+    return replace(chosen, weighed=weighed, weights=ratios)
 
 
 def _verify_repeated(session: Session, first: list[Tensor | None], again: list[Tensor | None]) -> None:
