@@ -185,8 +185,8 @@ class Acceptance:
         """Inside, a step whose decisions the log moved is repeated with the follower's own, and the gradients compared.
 
         A gradient that no step had when the noise was measured, or no value but zero, is measured in this one, and so is one
-        that has outgrown the noise that it was, or that the log calls more than noise between two measurements. And a measurement
-        of the trainer's that nothing in this step asks for is counted: it may have chosen when to ask what is noise.
+        that has outgrown the noise that it was, or that the log calls more than noise between two measurements. And it is
+        counted where the trainer measured and nothing in this step asks for it, or the other way round.
         """
         if self._yardstick is None:
             yield
@@ -194,9 +194,7 @@ class Acceptance:
 
         def measure() -> None:
             assert self._yardstick is not None
-            is_extra = context.is_calibrated and not session.is_calibration_step(session.step)
-            if is_extra and not session.policy.autocast and not session.has_outgrown(DOUBT):
-                self._unasked += 1
+            self._unasked += is_chosen(session, context)
             known = self._yardstick
             gradients = {
                 (int(Kind.GRADIENT), n): p.grad
@@ -330,7 +328,7 @@ class Acceptance:
                 what = f"{name}: way that the log's choices led it, over the way trained"
                 found.append(Excess(what, f"{policy.most_path:.3g} at most", f"{share:.3g}"))
         if self._unasked > MOST_CHOICES:
-            what = "measurements of the noise that no gradient of their steps asked for"
+            what = "steps in which the noise was measured unasked, or was not and asked for it"
             found.append(Excess(what, f"{MOST_CHOICES} at most", f"{self._unasked}"))
         for name, chosen in self._own.choices(session.parameters).items():
             if chosen > MOST_CHOICES:
@@ -341,6 +339,16 @@ class Acceptance:
                 what = f"{name}: what the log's decisions make of it, over all steps"
                 found.append(Excess(what, f"{policy.most_bent:.3g} of it at most", f"{bend.share:.3g}"))
         return found
+
+
+def is_chosen(session: Session, context: FollowingContext) -> bool:
+    """Whether the trainer measured the noise out of schedule and no gradient asks for it here, or none and one clearly does.
+
+    Who measures when it suits chooses when to ask what is nothing but noise. Not under autocast.
+    """
+    if session.policy.autocast or (context.is_calibrated and session.is_calibration_step(session.step)):
+        return False
+    return context.is_calibrated != session.has_outgrown(DOUBT if context.is_calibrated else -DOUBT)
 
 
 def _tensors(session: Session) -> list[Tensor]:

@@ -164,7 +164,7 @@ def test_a_log_chooses_whole_gradients_so_often_at_most(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize(("calibrated", "scheduled"), [(True, False), (True, True), (False, False)])
 @pytest.mark.parametrize("steps", [MOST_CHOICES, MOST_CHOICES + 1])
-def test_a_trainer_measures_so_often_at_most_where_nothing_asks_for_it(
+def test_a_trainer_chooses_so_often_at_most_when_to_measure(
     monkeypatch: pytest.MonkeyPatch, policy: str, asks: bool, calibrated: bool, scheduled: bool, steps: int
 ) -> None:
     """Who measures when it suits chooses which of a gradient's batches is asked whether it is noise."""
@@ -182,10 +182,10 @@ def test_a_trainer_measures_so_often_at_most_where_nothing_asks_for_it(
     for _ in range(steps):
         with auditor.watching(now, context, lambda context: None):
             now.listeners.gradients()
-    is_extra = calibrated and not scheduled and policy == "fp32"
-    assert doubts == [DOUBT] * (steps if is_extra else 0)
-    what = "measurements of the noise that no gradient of their steps asked for"
-    is_over = is_extra and not asks and steps > MOST_CHOICES
+    is_free = policy == "fp32" and not scheduled
+    assert doubts == [DOUBT if calibrated else -DOUBT] * (steps if is_free else 0)
+    what = "steps in which the noise was measured unasked, or was not and asked for it"
+    is_over = is_free and asks != calibrated and steps > MOST_CHOICES
     assert [excess.site for _, excess in auditor.end(now)] == [what] * is_over
     now.step += 1
     auditor.begin(now)
@@ -447,7 +447,7 @@ def test_what_a_log_calls_more_than_noise_or_has_outgrown_it_between_two_measure
     monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
     now, auditor = session(step=1), Acceptance(Limits(), Freedom())
     now.listeners, now.interlude = SimpleNamespace(gradients=None), nullcontext
-    now.parameters[0][1].grad = torch.full((4,), size)
+    now.parameters[0][1].grad, now.has_outgrown = torch.full((4,), size), lambda doubt: False
     context: Any = auditor.follow(now, encode_frame(Frame()), lambda context: None)
     context.newly_heard, context.freedom, context.excesses = lambda place: newly, StepFreedom(), []
     context.is_calibrated = False
@@ -498,7 +498,7 @@ def test_a_gradient_that_was_exactly_zero_is_measured_when_it_has_outgrown_the_n
         lambda frame: True,
     )
     context: Any = auditor.follow(now, encode_frame(Frame()), lambda context: None)
-    now.parameters[0][1].grad = torch.full((4,), size)
+    now.parameters[0][1].grad, now.has_outgrown = torch.full((4,), size), lambda doubt: False
     context.newly_heard, context.freedom, context.excesses = lambda place: False, StepFreedom(), []
     context.hold_against, context.is_calibrated = lambda yardstick: None, False
     with auditor.watching(now, context, lambda context: None):
