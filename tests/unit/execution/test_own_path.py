@@ -203,6 +203,21 @@ def test_each_element_counts_by_its_own_way_and_once_at_most() -> None:
         assert one_step(size * ones, [0], by=0.5) == 0.5
 
 
+@pytest.mark.parametrize(("numel", "way"), [(LEAST_ROW - 1, 9.0), (LEAST_ROW, 1.0)])
+def test_all_of_few_elements_may_come_back(numel: int, way: float) -> None:
+    """A bias of two that went and came back was not accepted for one rounding, by what was left of its way."""
+    zeros = torch.zeros(numel, dtype=torch.float64)
+    p, path = nn.Parameter(zeros.clone()), OwnPath([zeros], [zeros])
+    optimizer, nothing = torch.optim.SGD([p], lr=1.0), torch.tensor([], dtype=torch.int64)
+    for gradient, by in ((-8.0, 0.0), (0.0, 1.0), (8.0, 0.0)):
+        at = torch.arange(numel) if by else nothing
+        p.grad = torch.full_like(zeros, gradient)
+        path.note(optimizer, 0, p, p.grad, at, torch.full((at.numel(),), gradient - by, dtype=torch.float64))
+        optimizer.step()
+        path.step([("w", p)])
+    assert path.shares([("w", p)])["w"] == pytest.approx(1.0 / way)
+
+
 @pytest.mark.parametrize(("numel", "slack"), [(LEAST_ROW - 1, 1.0), (LEAST_ROW, LOUD_SLACK)])
 def test_a_loud_tensor_is_led_a_quarter_as_far_but_one_of_few_elements(numel: int, slack: float) -> None:
     """One rounding that falls otherwise is much of few: a bias of two, near rest, was not accepted under jitter."""
@@ -417,7 +432,8 @@ def test_a_copy_has_what_its_optimizer_keeps_of_itself() -> None:
     run, own = (
         Warming([{"params": [a]}, {"params": [b], "lr": 0.3}]) for a, b in ([p for _, p in named], mine)
     )
-    path = OwnPath([], [])
+    begun = [p.detach().clone() for _, p in named]
+    path = OwnPath(begun, begun)
     for step in range(8):
         for ordinal, (_, p) in enumerate(named):
             p.grad = mine[ordinal].grad = None
@@ -445,7 +461,10 @@ def test_an_optimizer_whose_copy_fails_is_a_problem_and_ends_nothing() -> None:
             super().step()
 
     p = nn.Parameter(torch.ones(4))
-    run, path = Alone([{"params": [p]}, {"params": [nn.Parameter(torch.ones(1))]}]), OwnPath([], [])
+    run, path = (
+        Alone([{"params": [p]}, {"params": [nn.Parameter(torch.ones(1))]}]),
+        OwnPath([torch.ones(4)], [torch.ones(4)]),
+    )
     p.grad = torch.ones(4)
     path.note(run, 0, p, p.grad, torch.tensor([0]), torch.tensor([2.0]))
     run.step()
@@ -470,7 +489,7 @@ class Mastered(torch.optim.SGD):
 def test_weights_that_an_optimizer_keeps_twice_are_led_twice() -> None:
     """A copy that took them over from the run in each step saw one step's lead alone."""
     p = nn.Parameter(torch.ones(4))
-    run, path = Mastered([p]), OwnPath([], [])
+    run, path = Mastered([p]), OwnPath([torch.ones(4)], [torch.ones(4)])
     for _ in range(5):
         p.grad = torch.full((4,), 0.5)
         path.note(run, 0, p, p.grad, torch.tensor([0]), torch.tensor([0.25]))

@@ -92,6 +92,7 @@ class _OwnTensor:
         choices: how many times it chose that, a noise measured anew or not chosen in between.
         at_once: the largest share of the way so far that it was led after such a step, or of its way in ``SPAN`` steps.
         chosen: which elements ever had a value in such a step, bool[k].
+        reached: how far each of a tensor of few elements ever was from where the run began, float64[k]; zero of others.
         span: the steps that are now measured by themselves, if any are.
     """
 
@@ -101,6 +102,7 @@ class _OwnTensor:
     row: int
     farthest: Tensor
     chosen: Tensor
+    reached: Tensor
     is_loud: bool = False
     is_all: bool = False
     choices: int = 0
@@ -149,6 +151,11 @@ class _OwnTensor:
         if self.span is not None:
             self.span.end_step(apart)
 
+    def reach(self, origin: Tensor) -> None:
+        """Note how far the elements of a tensor of few are from where the run began: all of them may come back."""
+        if origin.numel() < LEAST_ROW:
+            self.reached = torch.maximum(self.reached, (self.p.detach().reshape(-1) - self.of(origin)).abs())
+
     def share_of_span(self, now: Tensor, origin: Tensor) -> float:
         """Return how far the log led the parameter ``now`` in the span, over the way that it trained in it, as ``share`` does.
 
@@ -176,12 +183,13 @@ class _OwnTensor:
         """Return how far the log led the parameter: the root of the mean square over its elements, a row's if that is much more.
 
         Each counts by how far it was led over its own way, once at most: from where it began, ``first``, to where the follower's
-        own leads it, or to there from where the run began, ``origin``; and a share of the median way of all at least. So what
-        else stands in a tensor trains as it likes, and pays for little. Where the log chose whole gradients, the mean over the
-        elements that had values then counts as well: what has none in a step is not in it.
+        own leads it, or to there from where the run began, ``origin``, or a share of the median way of all, or how far one of few
+        elements ever was. So what else stands in a tensor trains as it likes, and pays for little. Where the log chose whole
+        gradients, the mean over the elements that had values then counts as well: what has none in a step is not in it.
         """
         began = self.of(first)
         trained = torch.maximum((self.p.detach().reshape(-1) - began).abs(), (began - self.of(origin)).abs())
+        trained = torch.maximum(trained, self.reached)
         squares = self._squares(self.farthest, trained, now, origin)
         whole = _mean(squares, self.chosen, first.numel())
         rows = first.numel() // self.row
@@ -210,9 +218,9 @@ class _OwnTensor:
         # Nothing is changed before all is there: a state that came later, of which nobody knows what it was, is a problem.
         del self.optimizer.state[self.p]
         self.at, self.p = joined, nn.Parameter(values[order])
-        self.farthest, self.chosen = (
+        self.farthest, self.chosen, self.reached = (
             torch.cat((kept_of, kept_of.new_zeros(new.numel())))[order]
-            for kept_of in (self.farthest, self.chosen)
+            for kept_of in (self.farthest, self.chosen, self.reached)
         )
         if self.span is not None:
             self.span.extend(new.numel(), order)
@@ -344,6 +352,7 @@ class OwnPath:
             for ordinal, own in noted.items():
                 p = parameters[ordinal][1]
                 own.end_step(p, is_general=self.is_general)
+                own.reach(self.origin[ordinal])
                 if own.is_all:
                     own.at_once = max(own.at_once, own.share(p, self.first[ordinal], self.origin[ordinal]))
                 if own.span is not None and own.span.steps == SPAN:
@@ -402,10 +411,10 @@ def _mean(squares: Tensor, chosen: Tensor, numel: int) -> float:
     return float(max(means)) ** 0.5
 
 
-def _nothing(own: Tensor) -> tuple[Tensor, Tensor]:
-    """Return that no element of ``own`` was led, and that none was chosen: float64[k], bool[k]."""
+def _nothing(own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return that no element of ``own`` was led, none was chosen, and none reached anything: float64[k], bool[k], float64[k]."""
     flat = own.detach().reshape(-1)
-    return torch.zeros_like(flat), torch.zeros_like(flat, dtype=torch.bool)
+    return torch.zeros_like(flat), torch.zeros_like(flat, dtype=torch.bool), torch.zeros_like(flat)
 
 
 def _rounded(value: Tensor) -> Tensor:
