@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tallystick.execution.noise.own_path import (
     AT_ONCE_SLACK,
     ELEMENTWISE,
+    FEW_TOGETHER,
     LEAST_ROW,
     LEAST_SPAN,
     LOUD_SLACK,
@@ -201,6 +202,33 @@ def test_each_element_counts_by_its_own_way_and_once_at_most() -> None:
         1e6,
     ):  # weights beside which all that they learn is little are led as far as they learn
         assert one_step(size * ones, [0], by=0.5) == 0.5
+
+
+@pytest.mark.parametrize(("tensors", "elements"), [(1, LEAST_ROW), (2, LEAST_ROW), (200, 400), (0, 0)])
+@pytest.mark.parametrize("is_loud", [False, True])
+def test_tensors_of_few_elements_are_led_together_as_one_of_many(
+    tensors: int, elements: int, is_loud: bool
+) -> None:
+    """A wide layer written as thousands of parameters; what they reached before they came back is no way of theirs."""
+    zeros = torch.zeros(2, dtype=torch.float64)
+    ps = [nn.Parameter(zeros.clone()) for _ in range(tensors)]
+    path = OwnPath([zeros] * (tensors + 1), [zeros] * (tensors + 1))
+    wide = nn.Parameter(torch.zeros(LEAST_ROW, dtype=torch.float64))
+    path.first = path.origin = [*[zeros] * tensors, wide.detach().clone()]
+    optimizer = torch.optim.SGD([*ps, wide], lr=1.0)
+    for gradient, by in ((-8.0, 0.0), (0.0, 0.5), (7.0, 0.0)):
+        for ordinal, p in enumerate([*ps, wide]):
+            at = torch.arange(p.numel() if by else 0)
+            p.grad = torch.full_like(p, gradient)
+            own = torch.full((at.numel(),), gradient - by, dtype=torch.float64)
+            path.note(optimizer, ordinal, p, p.grad, at, own, is_loud=is_loud)
+        optimizer.step()
+        path.step([(str(n), p) for n, p in enumerate([*ps, wide])])
+    shares = path.shares([(str(n), p) for n, p in enumerate([*ps, wide])])
+    each = (0.5 / 1.5) * (1.0 / LOUD_SLACK if is_loud else 1.0)
+    assert shares[str(tensors)] == pytest.approx(each)
+    assert shares.get(FEW_TOGETHER, 0.0) == pytest.approx(each * (2 * tensors / max(elements, 1)) ** 0.5)
+    assert all(shares[str(n)] == pytest.approx(0.5 / 8.5) for n in range(tensors))
 
 
 @pytest.mark.parametrize(("numel", "way"), [(LEAST_ROW - 1, 9.0), (LEAST_ROW, 1.0)])

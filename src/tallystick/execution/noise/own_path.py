@@ -44,6 +44,8 @@ LEAST_SPAN = 2.0**-6
 LOUD_SLACK = 0.25
 """The same of a tensor of ``LEAST_ROW`` elements or more, and of its rows, whose gradient was hardly more than its noise where
 the log chose; fewer add up to little, and one of them that falls otherwise is much of their mean."""
+FEW_TOGETHER = f"all tensors of fewer than {LEAST_ROW} elements"
+"""Together they are held as one of many: a wide layer may be written as thousands of parameters."""
 MOST_CHOICES = 8
 """How many times the log may choose whether a whole gradient is nothing but noise: honest parties who measure alike agree."""
 
@@ -179,6 +181,16 @@ class _OwnTensor:
         ratio = torch.where(led == 0.0, 0.0, led / trained)
         return torch.where(trained.isfinite(), ratio, 1.0).nan_to_num(1.0).clamp(max=1.0).square()
 
+    def _squares_of(self, now: Tensor, first: Tensor, origin: Tensor, reached: Tensor) -> Tensor:
+        began = self.of(first)
+        trained = torch.maximum((self.p.detach().reshape(-1) - began).abs(), (began - self.of(origin)).abs())
+        return self._squares(self.farthest, trained.clamp(min=reached), now, origin)
+
+    def pooled(self, now: Tensor, first: Tensor, origin: Tensor) -> tuple[float, int]:
+        """Return the sum of the squares of ``share`` as of a tensor of many elements, and of how many elements it is."""
+        squares = self._squares_of(now, first, origin, torch.zeros_like(self.reached))
+        return float(squares.sum()) / (LOUD_SLACK**2 if self.is_loud else 1.0), int((squares > 0.0).sum())
+
     def share(self, now: Tensor, first: Tensor, origin: Tensor) -> float:
         """Return how far the log led the parameter: the root of the mean square over its elements, a row's if that is much more.
 
@@ -187,10 +199,7 @@ class _OwnTensor:
         elements ever was. So what else stands in a tensor trains as it likes, and pays for little. Where the log chose whole
         gradients, the mean over the elements that had values then counts as well: what has none in a step is not in it.
         """
-        began = self.of(first)
-        trained = torch.maximum((self.p.detach().reshape(-1) - began).abs(), (began - self.of(origin)).abs())
-        trained = torch.maximum(trained, self.reached)
-        squares = self._squares(self.farthest, trained, now, origin)
+        squares = self._squares_of(now, first, origin, self.reached)
         whole = _mean(squares, self.chosen, first.numel())
         rows = first.numel() // self.row
         if rows > 1 and self.row >= LEAST_ROW:
@@ -362,7 +371,7 @@ class OwnPath:
 
     def shares(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> dict[str, float]:
         """Return how far the log led those of ``parameters`` that are kept, by name, in the unit of the policy's limit."""
-        return {
+        shares = {
             parameters[ordinal][0]: max(
                 own.share(parameters[ordinal][1], self.first[ordinal], self.origin[ordinal])
                 / (LOUD_SLACK if own.is_loud and parameters[ordinal][1].numel() >= LEAST_ROW else 1.0),
@@ -371,6 +380,13 @@ class OwnPath:
             )
             for ordinal, own in self.tensors.items()
         }
+        few = [
+            own.pooled(parameters[ordinal][1], self.first[ordinal], self.origin[ordinal])
+            for ordinal, own in self.tensors.items()
+            if parameters[ordinal][1].numel() < LEAST_ROW
+        ]
+        led, elements = sum(squares for squares, _ in few), sum(numel for _, numel in few)
+        return {**shares, FEW_TOGETHER: (led / max(elements, LEAST_ROW)) ** 0.5} if led else shares
 
     def choices(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> dict[str, int]:
         """Return how many times the log chose the whole gradient of those of ``parameters`` that are kept, by name."""
