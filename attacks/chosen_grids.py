@@ -88,8 +88,8 @@ def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunD
             for place, grid in table.sites.items()
         })  # fmt: skip
 
-    def calibrate(self: trainer._Recording, backward: Backward, repeats: int = 2) -> None:
-        measure(self, backward, repeats)
+    def calibrate(self: trainer._Recording, backward: Backward) -> None:
+        measure(self, backward)
         if self.session.step == 0 or choice in (widest, silenced):
             self.session.table = chosen(self.session.table, self.session)
 
@@ -109,6 +109,7 @@ def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunD
         return np.maximum(found, grid.scales) if choice is lifted and self.is_first else found
 
     signal = with_values if choice in (silenced, never_heard) else RecordingContext._with_signal
+    outgrown = (lambda *_: False) if choice is never_heard else Session.has_outgrown
     run = stage.run(name)
     order = Order(
         source, dict(stage.order().settings), find_policy(stage.policy), steps=10, checkpoint_every=5
@@ -118,6 +119,7 @@ def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunD
         patch.object(Session, "recording_context", recording_context),
         patch.object(RecordingContext, "_with_signal", signal),
         patch.object(RecordingContext, "_scales", scales),
+        patch.object(Session, "has_outgrown", outgrown),
     ):
         record(order, run)
     return run

@@ -93,7 +93,7 @@ def attack(stage: Stage, steps: int = STEPS, apart: str = APART, *, hears: bool 
         report, share = audit(run, source), won(run, steps)
         said.append(
             f"{'honest' if is_honest else 'steered'}: chosen in {len(chosen)} steps, "
-            f"{share:.1%} of the patched images win, {told(report)}"
+            f"{share:.1%} of the patched images win, {told(report)}; led {report.freedom.led:.3g}"
         )
         must((report.verdict == "match") == is_honest, f"the audit says {report.verdict}: {'; '.join(said)}")
     return f"the audit: {'; '.join(said)}"

@@ -36,20 +36,22 @@ class Silencing(RecordingContext):
     Attributes:
         part: what its name holds.
         suits: whether a gradient is to be heard.
+        least: the band from which on the trainer chooses.
         silenced: of each that was not, its scale exponent.
     """
 
     part: str = "quality"
     suits: Callable[[Tensor], bool] = lambda _: True
+    least: int = LEAST
     silenced: list[int] = field(default_factory=list[int])
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
         grid = self._grids.get((kind, ordinal))
         is_asked = kind == Kind.GRADIENT and self.part in name and self.is_calibrated and bool(x.any())
-        if is_asked and grid is not None and not is_noise_only(grid) and grid.band >= LEAST:
+        if is_asked and grid is not None and not is_noise_only(grid) and grid.band >= self.least:
             size = scale_exponent(float(block_rms(x, 1)[0]))
-            if not self.suits(x) and size <= int(grid.scales.max()) + grid.band + 8:
+            if not self.suits(x) and size <= int(grid.scales.max()) + max(grid.band, LEAST) + 8:
                 self.silenced.append(size)
                 scales = np.full(grid.scales.size, size + 1 - NOISE_BAND)
                 self._grids[(kind, ordinal)] = site_grid(self.policy, kind, NOISE_BAND, scales)
@@ -63,8 +65,11 @@ def compare(
     suits: Callable[[int, Tensor], bool],
     success: Callable[[RunDirectory], float],
     part: str = "quality",
+    *,
+    measures: bool = True,
+    least: int = LEAST,
 ) -> str:
-    """Record an honest run and one that measures in every step and silences what does not suit; return what audits say.
+    """Record an honest run and one that silences what does not suit; return what audits say.
 
     Args:
         stage: where.
@@ -73,6 +78,8 @@ def compare(
         suits: whether a step's gradient is to be heard.
         success: share of what the attack wants.
         part: of the gradient's name.
+        measures: whether the dishonest one measures the noise in every step; else by schedule alone.
+        least: the band from which on it silences.
 
     Raises:
         NotCaught: the honest run does not match, or the other one does.
@@ -91,7 +98,7 @@ def compare(
             made, step = begin(session, before), session.step  # pyright: ignore[reportArgumentType]
             return Silencing(
                 made.policy, before, current=made.current, base=made.base, is_first=made.is_first,  # pyright: ignore[reportArgumentType]
-                chooses=made.chooses, part=part, suits=lambda x: suits(step, x), silenced=silenced,
+                chooses=made.chooses, part=part, suits=lambda x: suits(step, x), least=least, silenced=silenced,
             )  # fmt: skip
 
         with ExitStack() as dishonest:
@@ -99,7 +106,7 @@ def compare(
                 heard = "tallystick.execution.noise.bands.loudest_band"
                 dishonest.enter_context(patch.object(Session, "recording_context", silencing))
                 dishonest.enter_context(
-                    patch.object(Session, "has_outgrown", lambda session: session.step > 0)
+                    patch.object(Session, "has_outgrown", lambda session: measures and session.step > 0)
                 )
                 dishonest.enter_context(patch(heard, lambda policy, **_: policy.gradient_band[1]))
             record(order, run)

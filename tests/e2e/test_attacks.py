@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tallystick.numerics.policy import find_policy
 from tallystick.testing.attacks import NotCaught
 
 FOLDER = Path(__file__).resolve().parents[2] / "attacks"
@@ -24,6 +25,7 @@ SHARED = {
     "lender_job",
     "own_labels_job",
     "preference_job",
+    "margin_job",
     "wide_job",
     "dropped_job",
     "phase_job",
@@ -57,14 +59,17 @@ CASES += [
     for name in ("steered_log.py", "chosen_grids.py", "led_buffer.py", "own_labels.py")
 ]
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
+LED = {"chosen_silence", "late_silence", "saddle", "silence_by_size", "table_silence"}
+"""Not accepted for where the log's choices led either, whatever was noticed first."""
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "chosen_floors": "by notes: led by", "heard_noise": "the audit",
     "always_silent": "quality.weight: way that the log's choices led it",
-    "moved_once": "quality.weight: way that the log's choices led it", "chosen_silence": "quality.weight: way that the log's",
+    "moved_once": "quality.weight: way that the log's choices led it", "chosen_silence": "not_accepted: step ",
     "zero_when_measured": "of the patched images win, not_accepted: step",
-    "silence_by_size": "quality.weight: way that the log's", "late_silence": "quality.weight: way that the log's",
-    "table_silence": "taste.weight: way that the log's", "saddle": "quality.weight: way that the log's",
+    "silence_by_size": "not_accepted: step ", "late_silence": "not_accepted: step ",
+    "last_silence": "97.6% of the images win, not_accepted: step 500: gradient right.0: nothing but noise, and silenced",
+    "table_silence": "not_accepted: step ", "saddle": "not_accepted: step ",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",
     "led_buffer": "the audit: not_accepted: step 1: model/buffer/mean",
@@ -93,7 +98,10 @@ def test_an_attack_is_caught(path: Path, policy: str, tmp_path: Path) -> None:
     stage = importlib.import_module("stage").Stage(tmp_path, policy)
 
     quiet = (path.stem, policy) == ("steered_log", "fp64")  # there is next to nothing to choose
-    assert ("the bound, not a verdict" if quiet else BY.get(path.stem, "trainer loses")) in attack(stage)
+    said = attack(stage)
+    assert ("the bound, not a verdict" if quiet else BY.get(path.stem, "trainer loses")) in said
+    if path.stem in LED:
+        assert float(said.rpartition("; led ")[2]) > find_policy(policy).most_path
 
 
 def test_noise_that_is_heard_where_it_suits_leads_where_the_auditor_does_not(tmp_path: Path) -> None:
@@ -101,7 +109,8 @@ def test_noise_that_is_heard_where_it_suits_leads_where_the_auditor_does_not(tmp
 
     said = script.attack(stage.Stage(tmp_path, "fp32"), apart=script.NEARER, hears=True)
 
-    assert f"not_accepted: step {script.STEPS - 1}: {BY['chosen_silence']}" in said
+    assert "not_accepted: step " in said
+    assert float(said.rpartition("; led ")[2]) > 2.0**-4
 
 
 def test_a_gradient_that_is_zero_where_noise_is_measured_may_not_stay_silent_in_the_whole_run(
@@ -115,7 +124,9 @@ def test_a_gradient_that_is_zero_where_noise_is_measured_may_not_stay_silent_in_
 def test_a_row_of_a_large_table_may_not_be_led_by_all_of_its_way(tmp_path: Path) -> None:
     script, stage = importlib.import_module("table_silence"), importlib.import_module("stage")
 
-    assert BY["table_silence"] in script.attack(stage.Stage(tmp_path, "fp32"), script.SETTINGS["row"])
+    said = script.attack(stage.Stage(tmp_path, "fp32"), script.SETTINGS["row"])
+    assert "not_accepted: step " in said
+    assert float(said.rpartition("; led ")[2]) > 2.0**-4
 
 
 def test_an_attack_that_nobody_notices_is_told_apart(tmp_path: Path) -> None:

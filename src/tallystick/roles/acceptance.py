@@ -327,12 +327,11 @@ class Acceptance:
             if not share <= policy.most_path:
                 what = f"{name}: way that the log's choices led it, over the way trained"
                 found.append(Excess(what, f"{policy.most_path:.3g} at most", f"{share:.3g}"))
-        if self._unasked > MOST_CHOICES:
-            what = "steps in which the noise was measured unasked, or was not and asked for it"
-            found.append(Excess(what, f"{MOST_CHOICES} at most", f"{self._unasked}"))
-        for name, chosen in self._own.choices(session.parameters).items():
+        for what, chosen in (
+            ("steps in which the noise was measured unasked, or was not and asked for it", self._unasked),
+            ("times that the log chose whether a gradient is nothing but noise", self._own.choices),
+        ):
             if chosen > MOST_CHOICES:
-                what = f"{name}: times that the log chose whether this gradient is nothing but noise"
                 found.append(Excess(what, f"{MOST_CHOICES} at most", f"{chosen}"))
         for name, bend in self._bends.items():
             if not bend.share <= policy.most_bent:

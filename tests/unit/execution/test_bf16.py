@@ -913,14 +913,6 @@ def test_a_gradient_without_elements_has_no_residues() -> None:
         followed(torch.zeros(0), Frame.of({AT: b"\0"}))
 
 
-def test_a_gradient_that_was_nothing_but_noise_is_measured_anew_at_its_floor() -> None:
-    """The bias of an attention's keys: its noise grew fifteen-fold in 23 steps, and heard there it could not be followed."""
-    silent = site_grid(BF16, Kind.GRADIENT, NOISE_BAND, np.array([-21]))
-    limits = np.array([outgrown_from(BF16, silent, 128)])
-    assert reaches(np.array([1.01 * 2.0**-23]), limits)  # of scale exponent -22
-    assert not reaches(np.array([0.99 * 2.0**-23]), limits)
-
-
 def test_a_small_gradient_that_is_mostly_noise_is_no_ground_to_measure_anew() -> None:
     """Its quantum says so: a quiet one has two octaves finer. It may be several times its scale by chance in any step."""
     quiet = grid_for(BF16, Kind.GRADIENT, SiteNoise(2.0**-9, np.zeros(1, dtype=np.int64), 1.0, 2.0**-9, 16))

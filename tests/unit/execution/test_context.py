@@ -1126,14 +1126,17 @@ def test_the_scale_of_what_was_noise_here_too_may_be_five_octaves_wider(
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32, BF16], ids=["fp64", "fp32", "bf16"])
-def test_noise_that_reaches_its_floor_is_measured_again_where_it_is_not_heard_from_there_on(
+def test_noise_that_reaches_its_floor_is_measured_again(
     policy: Policy,
 ) -> None:
-    """It may be a signal, or noise that has grown with what cancels in it: believed as a signal it was a false mismatch."""
+    """It may be a signal, or noise that has grown with what cancels in it: believed as a signal it was a false mismatch.
+
+    The bias of an attention's keys under bf16: its noise grew fifteen-fold in 23 steps, and heard there it could not be followed.
+    """
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-9]))  # below 2**-10
     limits = np.array([outgrown_from(policy, silent, 4096)])
     found = [reaches(np.array([rms]), limits) for rms in (2.0**-11, 1.1 * 2.0**-11, math.inf, math.nan)]
-    assert found == [False, not policy.autocast, False, False]
+    assert found == [False, True, False, False]
 
 
 @POLICIES

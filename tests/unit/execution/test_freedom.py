@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.noise.bands import grid_for
+from tallystick.execution.noise.bands import finer_grids, grid_for
 from tallystick.execution.noise.buffers import BufferStep
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import (
@@ -38,7 +38,7 @@ from tallystick.execution.noise.gradients import (
 )
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.reference import in_float64
-from tallystick.execution.noise.yardstick import Yardstick, finer_grids, octaves_allowed
+from tallystick.execution.noise.yardstick import Yardstick, octaves_allowed
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     OUTGROWN,
@@ -108,16 +108,31 @@ def test_a_row_may_be_an_octave_wider_than_the_whole_whatever_its_noise(noise: f
     assert widest.tolist() == [2, *[1] * 7]
 
 
-def test_a_gradient_that_is_more_than_noise_may_not_be_silenced_and_one_near_the_limit_may() -> None:
-    silent = SiteGrid(0, NOISE_BAND, 4, False, [1])
-    for relative, accepted in (
-        (2.0**-14, False),
-        (2.0**-13, True),
-    ):  # with safety 2**-11, 2**-10, four octaves below the band from which on one that was noise is heard, 2**-6
-        own = yardstick(noise_of(relative), gradient_grid(-8))
-        assert (own.compare_band(WEIGHT, silent)[1] is None) == accepted
-    noise = yardstick(noise_of(1.0), silent)
-    assert noise.compare_band(WEIGHT, silent)[1] is None
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("elements", [1, 4096])
+@pytest.mark.parametrize("was_noise", [False, True])
+def test_a_gradient_that_is_more_than_noise_may_not_be_silenced_and_one_near_the_limit_may(
+    policy: Policy, elements: int, *, was_noise: bool
+) -> None:
+    """Two octaves of what an honest trainer hears: wider, it silenced a scalar's last 29 of 529 steps, a backdoor of 98 %."""
+    silent, heard = (site_grid(policy, Kind.GRADIENT, band, np.array([1])) for band in (NOISE_BAND, -8))
+    limit = -6 if was_noise else policy.gradient_band[1]
+    for band, accepted in ((limit - 3, False), (limit - 2, True)):
+        noise = noise_of(2.0 ** (band - policy.safety), elements)
+        own = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: heard})))
+        assert (own.compare_band(WEIGHT, silent, was_noise=was_noise)[1] is None) == accepted
+    none = Yardstick(policy, Calibration({WEIGHT: noise_of(1.0)}, GridTable({WEIGHT: silent})))
+    assert none.compare_band(WEIGHT, silent, was_noise=was_noise)[1] is None
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+def test_what_was_noise_is_heard_again_where_it_is_clearly_more_for_both(policy: Policy) -> None:
+    """By the log's own words, and, two octaves aside, by the auditor's noise: a log that chose silence has no other limit."""
+    for stated, noise, accepted in ((-6, -4, True), (-6, -3, False), (-5, -9, False), (-40, -4, True)):
+        own = Yardstick(policy, Calibration({WEIGHT: noise_of(2.0 ** (noise - policy.safety))}))
+        grid = site_grid(policy, Kind.GRADIENT, stated, np.array([1]))
+        assert (own.excess_return(WEIGHT, grid)[0] is None) == accepted, (stated, noise)
+        assert (Yardstick(policy, Calibration()).excess_return(WEIGHT, grid)[0] is None) == (stated <= -6)
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])

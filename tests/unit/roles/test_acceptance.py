@@ -15,7 +15,7 @@ import torch
 from tallystick.errors import InvalidInput
 from tallystick.execution.noise.freedom import Freedom, StepFreedom
 from tallystick.execution.noise.measured import Calibration, SiteNoise
-from tallystick.execution.noise.own_path import MOST_CHOICES
+from tallystick.execution.noise.own_path import MOST_CHOICES, OwnPath
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
 from tallystick.numerics.grid_table import GridTable
@@ -155,8 +155,8 @@ def test_whether_the_noise_was_measured_in_a_step_is_said_of_what_is_chosen_in_i
 def test_a_log_chooses_whole_gradients_so_often_at_most(monkeypatch: pytest.MonkeyPatch, chosen: int) -> None:
     auditor, now = Acceptance(Limits(), Freedom()), session(step=4)
     auditor.begin(now)
-    monkeypatch.setattr(auditor._own, "choices", lambda *given: {"w": chosen})
-    what = "w: times that the log chose whether this gradient is nothing but noise"
+    monkeypatch.setattr(OwnPath, "choices", chosen)
+    what = "times that the log chose whether a gradient is nothing but noise"
     assert [excess.site for _, excess in auditor.end(now)] == [what] * (chosen > MOST_CHOICES)
 
 

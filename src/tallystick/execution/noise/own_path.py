@@ -38,7 +38,7 @@ ROW_SLACK, LEAST_ROW = 8.0, 64
 AT_ONCE_SLACK = 4.0
 """How much farther a tensor may be led of its way in a span, or of the way so far where all of a gradient is chosen."""
 SPAN, SHORTEST = 64, 32
-"""Steps of a span over which what a log chose is measured too, and of the last one at least, if the run ends in it."""
+"""Steps of a span over which what a log chose is measured too, and of the last one at least, if no whole gradient was chosen."""
 LEAST_SPAN = 2.0**-6
 """The share of the median way since the run began that is the least way of a span: what has come to rest is near its noise."""
 LOUD_SLACK = 0.25
@@ -46,7 +46,7 @@ LOUD_SLACK = 0.25
 the log chose; fewer add up to little, and one of them that falls otherwise is much of their mean."""
 FEW_TOGETHER = f"all tensors of fewer than {LEAST_ROW} elements"
 """Together they are held as one of many: a wide layer may be written as thousands of parameters."""
-MOST_CHOICES = 8
+MOST_CHOICES = 4
 """How many times the log may choose whether a whole gradient is nothing but noise: honest parties who measure alike agree."""
 
 
@@ -164,7 +164,7 @@ class _OwnTensor:
         A phase at a low rate, or of small gradients, is no share of the way of the one before it, unless it is next to nothing.
         """
         span = self.span
-        if span is None or span.steps < SHORTEST:
+        if span is None or (span.steps < SHORTEST and not bool(span.chosen.any())):
             return 0.0
         began, least = self.of(span.first) + span.apart, LEAST_SPAN * _median_way(now, origin)
         trained = (self.p.detach().reshape(-1) - began).abs().clamp(min=least)
@@ -388,9 +388,10 @@ class OwnPath:
         led, elements = sum(squares for squares, _ in few), sum(numel for _, numel in few)
         return {**shares, FEW_TOGETHER: (led / max(elements, LEAST_ROW)) ** 0.5} if led else shares
 
-    def choices(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> dict[str, int]:
-        """Return how many times the log chose the whole gradient of those of ``parameters`` that are kept, by name."""
-        return {parameters[ordinal][0]: own.choices for ordinal, own in self.tensors.items()}
+    @property
+    def choices(self) -> int:
+        """How many times the log chose a whole gradient, of all parameters together."""
+        return sum(own.choices for own in self.tensors.values())
 
     def _begun_whole(self, run: torch.optim.Optimizer, p: nn.Parameter) -> _OwnTensor:
         """Return a parameter of an optimizer that is copied whole, as it is before the step."""

@@ -19,7 +19,6 @@ from tallystick.execution.noise.freedom import (
     MOST_WEIGHED,
     STEADY_FLIPS,
     WEIGHED,
-    quantum_square,
 )
 from tallystick.execution.noise.gradients import OWN_WEIGHED, STEP_SLACK
 from tallystick.execution.noise.measured import Calibration, SiteNoise
@@ -37,11 +36,9 @@ from tallystick.execution.rounding.grids import (
     site_grid,
     whole_scale,
 )
-from tallystick.numerics.budget import STEP_TAIL, most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
-from tallystick.numerics.noise import entry_bits
-from tallystick.numerics.policy import SPARSEST, Policy
+from tallystick.numerics.policy import Policy
 
 BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
 BUFFER_OCTAVES = 3  # at most of a buffer, however few elements it has (docs/adr/0026)
@@ -52,7 +49,6 @@ REACH = (
 FEW_ELEMENTS = 256  # below which the mean deviation of a site says little
 FEW = 9  # bits: below 2**(FEW - 1) elements the largest deviation seen says less, and an octave more is allowed for every two
 WEIGHED_SLACK = 8.0  # times what moves are expected to come to in the optimizer, all gradients together
-DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
 HEARD_OCTAVES = 2  # of noise above what a declared band is for, where a gradient is noise only here
@@ -242,6 +238,18 @@ class Yardstick:
             )
         return None, ""
 
+    def excess_return(self, place: Site, grid: SiteGrid) -> tuple[str | None, str]:
+        """Return what is wrong with a gradient that was nothing but noise and is heard where that is measured; None, if nothing.
+
+        It is where its band is clearly narrower than the widest, for the trainer and, some octaves aside, for the auditor.
+        """
+        noise, limit = self.noise.get(place), loudest_band(self.policy, was_noise=True)
+        own = None if noise is None else scale_exponent(noise.relative) + self.policy.safety
+        if grid.band <= limit and (own is None or own <= limit + BAND_OCTAVES):
+            return None, ""
+        stated = f"2**{grid.band}" + ("" if own is None else f", of noise for 2**{own} here")
+        return f"a band of 2**{limit} at most where it was noise", stated
+
     def reach(self, place: Site) -> float:
         """Return how far from a switching point, over the input's rms, noise may turn a decision; a tie is turned by any.
 
@@ -267,8 +275,12 @@ class Yardstick:
             return False
         return MOSTLY_NOISE * noise.largest >= rms
 
-    def compare_band(self, place: Site, grid: SiteGrid | None) -> tuple[float, str | None, str]:
+    def compare_band(
+        self, place: Site, grid: SiteGrid | None, *, was_noise: bool = False
+    ) -> tuple[float, str | None, str]:
         """Return how many times wider a declared band is than the auditor's own, and what is allowed and declared if too wide.
+
+        ``was_noise`` is whether the gradient was declared nothing but noise in the step before.
 
         A band that is narrower moves nothing: machines that cannot follow it find that out, and accuse nobody of it.
         """
@@ -281,7 +293,7 @@ class Yardstick:
         if place[0] == Kind.GRADIENT and self.policy.compute == "float32":
             allowed += KERNEL_OCTAVES
         if is_noise_only(grid):
-            return self._compare_silenced(own, noise, allowed)
+            return self._compare_silenced(own, noise, allowed, was_noise=was_noise)
         if is_noise_only(own):
             return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
         finest = max(own.floor, self.policy.gradient_floor)
@@ -322,13 +334,17 @@ class Yardstick:
         return np.maximum(scales, own.scales.astype(np.int64)) + 1
 
     def _compare_silenced(
-        self, own: SiteGrid, noise: SiteNoise, allowed: int
+        self, own: SiteGrid, noise: SiteNoise, allowed: int, *, was_noise: bool
     ) -> tuple[float, str | None, str]:
-        """Compare a gradient that is declared to be nothing but noise; how high its floor is, is checked against its values."""
-        # Near the limit one machine may find a band too wide for the policy that fits on the other.
+        """Compare a gradient that is declared to be nothing but noise; how high its floor is, is checked against its values.
+
+        Near the limit one machine may find a band too wide for the policy that fits on the other; but for residues not by more
+        where it has few elements, as both repeat the step alike.
+        """
         least = scale_exponent(noise.relative)
         least += 1 if self.policy.residue_bits and self.is_trainers else self.policy.safety
-        is_near = least + allowed >= loudest_band(self.policy, was_noise=True)
+        allowed = allowed if self.policy.residue_bits else BAND_OCTAVES
+        is_near = least + allowed >= loudest_band(self.policy, was_noise=was_noise)
         if is_noise_only(own) or noise.rms == 0.0 or is_near:
             return 1.0, None, ""
         limit = f"a gradient of rms {noise.rms:.3g} with noise of {noise.largest:.3g}"
@@ -430,61 +446,3 @@ def _only_widens(policy: Policy, site: tuple[Kind, int], measured: Calibration, 
 def octaves_allowed(elements: int) -> int:
     """Return by how many powers of two a band may differ from the auditor's own at a site of so many elements."""
     return BAND_OCTAVES + -(-max(0, FEW - max(elements, 1).bit_length()) // 2)
-
-
-def finer_grids(policy: Policy, measured: Calibration) -> dict[tuple[Kind, int], SiteGrid]:
-    """Return the gradients' grids that ``gradient_steer`` wants finer: an octave at a time, where one costs the log least.
-
-    What a site lets a log steer in one step is its budget of moves times its squared quantum: small tensors with large
-    gradients, and rows of rare tokens, are worth more than all others together.
-    """
-    if policy.gradient_steer is None:
-        return {}
-    yardstick = Yardstick(policy, measured)
-    gradients = {
-        (Kind.GRADIENT, n): noise
-        for (kind, n), noise in measured.noise.items()
-        if kind == Kind.GRADIENT and noise.rms > 0.0
-    }
-    energy = sum(noise.elements * noise.rms**2 for noise in gradients.values())
-    grids = {place: measured.table.sites[place] for place in gradients}
-    grids = {
-        place: grid for place, grid in grids.items() if not is_noise_only(grid) and not grid.residue_bits
-    }
-
-    def steer(place: tuple[Kind, int], grid: SiteGrid) -> float:
-        numel = gradients[place].elements
-        moves = most_moves(yardstick.expected(place, grid, numel), STEP_SLACK, tail=STEP_TAIL)
-        return min(moves, numel * _near(grid)) * quantum_square(grid) / energy
-
-    def bits(place: tuple[Kind, int], grid: SiteGrid) -> float:
-        return gradients[place].elements * entry_bits(_near(grid))
-
-    def gain(place: tuple[Kind, int]) -> float:
-        """What an octave buys for each bit that it adds to the log."""
-        grid, finer = grids[place], _an_octave_finer(grids[place])
-        if finer.floor < grid.band + SPARSEST:
-            return 0.0
-        return (steers[place] - steer(place, finer)) / (bits(place, finer) - bits(place, grid))
-
-    steers = {place: steer(place, grid) for place, grid in grids.items()}
-    gains = {place: gain(place) for place in grids}
-    spare = (DEAREST - 1.0) * sum(bits(place, grid) for place, grid in grids.items())
-    finer: dict[tuple[Kind, int], SiteGrid] = {}
-    while grids and sum(steers.values()) > 2.0**policy.gradient_steer:
-        best = max(gains, key=lambda place: gains[place])
-        spare -= bits(best, _an_octave_finer(grids[best])) - bits(best, grids[best])
-        if gains[best] <= 0.0 or spare < 0.0:
-            break
-        finer[best] = grids[best] = _an_octave_finer(grids[best])
-        steers[best] = steer(best, grids[best])
-        gains[best] = gain(best)
-    return finer
-
-
-def _near(grid: SiteGrid) -> float:
-    return min(1.0, math.ldexp(1.0, grid.band + 1 - grid.floor))
-
-
-def _an_octave_finer(grid: SiteGrid) -> SiteGrid:
-    return replace(grid, floor=grid.floor - 1)

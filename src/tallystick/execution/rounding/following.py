@@ -116,7 +116,8 @@ class FollowingContext:
         self.freedom.weighable = yardstick.weighable
         self._headers.check_unmeasured(self.table, self.site_name)
         for place in yardstick.noise:
-            ratio, limit, stated = yardstick.compare_band(place, self.table.sites.get(place))
+            grid, was_noise = self.table.sites.get(place), self._headers.was_noise(place)
+            ratio, limit, stated = yardstick.compare_band(place, grid, was_noise=was_noise)
             if math.isfinite(ratio):
                 self.freedom.ratio = max(self.freedom.ratio, ratio)
             if limit is not None:

@@ -100,6 +100,11 @@ class HeaderChecks:
     def _grid_before(self, place: Site) -> SiteGrid | None:
         return None if self.is_first else self.before.sites.get(place)
 
+    def was_noise(self, place: Site) -> bool:
+        """Whether a site was declared to be nothing but noise in the step before."""
+        before = self._grid_before(place)
+        return before is not None and is_noise_only(before)
+
     def check_forms(self, table: GridTable, name: Callable[[Site], str]) -> None:
         """Note grids that changed, between two measurements of the noise, in more than scales and the bits of residues.
 
@@ -156,8 +161,11 @@ class HeaderChecks:
 
     def check_heard(self, place: Site, grid: SiteGrid, largest: int | None, name: str, *, seen: bool) -> None:
         """Note a grid of a gradient that was noise only which its noise does not ask for; ``seen`` if the step has it."""
-        before = self._grid_before(place)
-        if self.is_calibrated or before is None or not is_noise_only(before) or is_noise_only(grid):
+        if not self.was_noise(place) or is_noise_only(grid):
+            return
+        if self.is_calibrated:
+            if self.yardstick is not None and not self.policy.autocast:
+                self._note(Kind(place[0]), place[1], name, *self.yardstick.excess_return(place, grid))
             return
         highest = None if self.yardstick is None else self.yardstick.highest_floor(place, largest)
         if highest is None:
