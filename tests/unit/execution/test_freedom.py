@@ -127,9 +127,12 @@ def test_a_gradient_that_is_more_than_noise_may_not_be_silenced_and_one_near_the
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
 def test_what_was_noise_is_heard_again_where_it_is_clearly_more_for_both(policy: Policy) -> None:
-    """By the log's own words, and, two octaves aside, by the auditor's noise: a log that chose silence has no other limit."""
-    for stated, noise, accepted in ((-6, -4, True), (-6, -3, False), (-5, -9, False), (-40, -4, True)):
-        own = Yardstick(policy, Calibration({WEIGHT: noise_of(2.0 ** (noise - policy.safety))}))
+    """By the log's own words, and, some octaves aside, by the auditor's noise: a log that chose silence has no other limit."""
+    for stated, noise, elements, accepted in (
+        (-6, -4, 4096, True), (-6, -3, 4096, False), (-5, -9, 4096, False), (-40, -4, 4096, True),
+        (-6, -2, 32, True), (-6, -1, 32, False), (-5, -9, 32, False),
+    ):  # fmt: skip
+        own = Yardstick(policy, Calibration({WEIGHT: noise_of(2.0 ** (noise - policy.safety), elements)}))
         grid = site_grid(policy, Kind.GRADIENT, stated, np.array([1]))
         assert (own.excess_return(WEIGHT, grid)[0] is None) == accepted, (stated, noise)
         assert (Yardstick(policy, Calibration()).excess_return(WEIGHT, grid)[0] is None) == (stated <= -6)
