@@ -74,7 +74,8 @@ def attack(stage: Stage) -> str:
                 record(order, run)
         report, share = audit(run, source), won(run, STEPS)
         said.append(
-            f"{'honest' if is_honest else 'silent'}: {share:.1%} of the patched images win, {told(report)}"
+            f"{'honest' if is_honest else 'silent'}: {share:.1%} of the patched images win, {told(report)}; "
+            f"led {report.freedom.led:.3g}"
         )
         must((report.verdict == "match") == is_honest, f"the audit says {report.verdict}: {'; '.join(said)}")
         must((share <= MOST) == is_honest, f"there is no backdoor to keep: {'; '.join(said)}")

@@ -59,16 +59,16 @@ CASES += [
     for name in ("steered_log.py", "chosen_grids.py", "led_buffer.py", "own_labels.py")
 ]
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
-LED = {"chosen_silence", "late_silence", "saddle", "silence_by_size", "table_silence"}
+LED = {"always_silent", "chosen_silence", "late_silence", "saddle", "silence_by_size", "table_silence"}
 """Not accepted for where the log's choices led either, whatever was noticed first."""
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "chosen_floors": "by notes: led by", "heard_noise": "the audit",
-    "always_silent": "quality.weight: way that the log's choices led it",
+    "always_silent": "not_accepted: step ",
     "moved_once": "quality.weight: way that the log's choices led it", "chosen_silence": "not_accepted: step ",
     "zero_when_measured": "of the patched images win, not_accepted: step",
     "silence_by_size": "not_accepted: step ", "late_silence": "not_accepted: step ",
-    "last_silence": "97.6% of the images win, not_accepted: step 500: gradient right.0: nothing but noise, and silenced",
+    "last_silence": "not_accepted: step 500: gradient right.0: nothing but noise, and silenced",
     "table_silence": "not_accepted: step ", "saddle": "not_accepted: step ",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",
