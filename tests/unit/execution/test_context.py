@@ -628,6 +628,42 @@ def test_a_gradient_is_newly_heard_where_its_trainers_last_measurement_did_not_h
         assert context._headers.newly_heard(GRADIENT, now) == (now is heard)
 
 
+def changed(policy: Policy, before: int, now: int, own: int, *, calibrated: bool, first: bool) -> list[str]:
+    """What is noted of a gradient whose band went from one to another; the auditor's ``own`` noise asks for a third."""
+    start, table = (
+        table_of(policy, site_grid(policy, Kind.GRADIENT, band, np.array([1]))) for band in (before, now)
+    )
+    update = b"" if start == table else start.diff(table)
+    frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): update} if update else {})
+    relative = 2.0 ** (own - policy.safety)
+    noise = SiteNoise(relative, np.ones(1, dtype=np.int64), 1.0, 2.0 * relative, 4096)
+    grid = site_grid(policy, Kind.GRADIENT, min(own, policy.gradient_band[1]), np.array([1]))
+    yardstick = Yardstick(policy, Calibration({GRADIENT: noise}, GridTable({GRADIENT: grid})))
+    context = FollowingContext(
+        policy, start, frame, GridTable() if calibrated else start, is_first=first, yardstick=yardstick
+    )
+    context.finish()
+    return [excess.own for _, excess in context.excesses]
+
+
+@pytest.mark.parametrize(("first", "noted"), [(False, True), (True, False)])
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+def test_what_was_noise_is_heard_again_at_a_calibration_by_the_lower_limit(
+    policy: Policy, *, first: bool, noted: bool
+) -> None:
+    """Whoever chose silence was heard again by the higher one, as the auditor had heard it all along."""
+    what = "a band of 2**-6 at most where it was noise"
+    for before, now, is_over in ((NOISE_BAND, -5, noted), (NOISE_BAND, -6, False), (-9, -5, False)):
+        found = changed(policy, before, now, -9, calibrated=True, first=first)
+        assert (what in found) == is_over, (before, now)
+
+
+@pytest.mark.parametrize(("before", "noted"), [(-9, True), (NOISE_BAND, False)])
+def test_what_was_heard_is_silent_near_the_higher_limit_alone(before: int, *, noted: bool) -> None:
+    found = changed(FP32, before, NOISE_BAND, -7, calibrated=True, first=False)
+    assert any("with noise of" in own for own in found) == noted
+
+
 def test_a_scale_above_the_rule_is_noted_from_the_first_octave_on() -> None:
     """The values have 2**1, and noise that could make it 2**2 is eight times the largest deviation at most."""
     assert scale_excesses(1, 0.0) == []
