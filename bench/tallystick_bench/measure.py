@@ -36,11 +36,11 @@ COMPUTE: Mapping[str, torch.dtype] = {
 class MemoryRun:
     """A job recorded in memory: everything a trainer does in a step but writing files."""
 
-    def __init__(self, job: Job, policy: Policy, seed: int) -> None:
+    def __init__(self, job: Job, policy: Policy, seed: int, device: str = "cpu") -> None:
         from tallystick.roles.trainer import open_session
 
-        self.job, self.policy, self.seed = job, policy, seed
-        self.session = open_session(job, policy, seed)
+        self.job, self.policy, self.seed, self.device = job, policy, seed, device
+        self.session = open_session(job, policy, seed, device=device)
         self._before = self.session.table
 
     def calibrate(self, repeats: int = 2) -> float:
@@ -78,10 +78,12 @@ class MemoryRun:
         session.settle(context)
         self._before = context.table
         record = step_record(number, outcome, frame, None)
-        return record, frame, _since(phases, session.seconds, started)
+        return record, frame, _since(phases, session.seconds, started, self.device)
 
 
-def _since(before: Mapping[str, float], now: Mapping[str, float], started: float) -> Times:
+def _since(before: Mapping[str, float], now: Mapping[str, float], started: float, device: str) -> Times:
+    if device != "cpu":
+        torch.cuda.synchronize()
     times = {phase: now[phase] - before[phase] for phase in now}
     return {**times, "total": time.perf_counter() - started}
 
@@ -108,18 +110,24 @@ def load_kernels(policy: Policy) -> None:
     replay.session.table, replay.session.base = run.session.table, run.session.base
     for _ in range(2):
         record, frame, _ = run.step()
-        _follow(replay, record, frame)
+        _follow(replay, record, frame, "cpu")
 
 
 def overhead(
-    job: str, policy: str, rounds: int, warm_up: int, say: Say, settings: Mapping[str, str] | None = None
+    job: str,
+    policy: str,
+    rounds: int,
+    warm_up: int,
+    say: Say,
+    settings: Mapping[str, str] | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Return the seconds of plain, recorded and audited steps that took turns in this process.
 
     Plain is the job's own loop in the policy's precision, and ``best`` the fastest that a user would run: float32, with the
     optimizer's fused kernels where torch has any. The auditor follows in memory what the trainer has just logged. ``rounds``
     are measured after ``warm_up`` more. Each step's seconds stand by phase, with ``total``; calibrations are timed apart.
-    ``settings`` are the job's.
+    ``settings`` are the job's; all compute on ``device``.
 
     Raises:
         Mismatch: the audited step is not the recorded one.
@@ -132,14 +140,14 @@ def overhead(
     source, chosen = find_source(job), find_policy(policy)
     load_kernels(chosen)
     given = dict(settings or {})
-    plain = PlainLoop(source.build(given), COMPUTE[policy])
-    best = PlainLoop(source.build(given), torch.float32)
+    plain = PlainLoop(source.build(given), COMPUTE[policy], device=device)
+    best = PlainLoop(source.build(given), torch.float32, device=device)
     fuse(best.job.optimizer)
-    run = MemoryRun(source.build(given), chosen, seed=0)
+    run = MemoryRun(source.build(given), chosen, 0, device)
     first, again = run.begin(), list[float]()
     say(f"first calibration {first:.2f} s")
     followed = source.build(given)
-    replay = Replay(followed, open_session(followed, chosen, 0))
+    replay = Replay(followed, open_session(followed, chosen, 0, device=device))
     replay.session.table, replay.session.base = run.session.table, run.session.base
     measured: list[dict[str, Times]] = []
     sizes: list[int] = []
@@ -148,7 +156,7 @@ def overhead(
         due = run.calibrate_if_due()
         again += [] if due is None else [due]
         record, frame, found["record"] = run.step()
-        found["audit"] = _follow(replay, record, frame)
+        found["audit"] = _follow(replay, record, frame, device)
         seconds = ", ".join(f"{who} {times['total']:.3f} s" for who, times in found.items())
         say(f"round {number + 1}/{warm_up + rounds}: {seconds}")
         measured += [found] if number >= warm_up else []
@@ -191,13 +199,13 @@ def _seconds_to_copy(tensors: list[Tensor], times: int = 5) -> float:
     return statistics.median(taken[1:])
 
 
-def _follow(replay: Any, record: StepRecord, frame: bytes) -> Times:
+def _follow(replay: Any, record: StepRecord, frame: bytes, device: str) -> Times:
     from tallystick.roles.comparison import compare_step
 
     phases, started = dict(replay.session.seconds), time.perf_counter()
     outcome, context = replay.follow(record, frame)
     deviations = compare_step(record, outcome, context.violations)
-    times = _since(phases, replay.session.seconds, started)
+    times = _since(phases, replay.session.seconds, started, device)
     if deviations:
         raise Mismatch(str(deviations[0]))
     return times
@@ -246,12 +254,14 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def control(directory: str, out: str, jitter: bool, job: str | None = None) -> dict[str, Any]:
+def control(
+    directory: str, out: str, jitter: bool, job: str | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """Train a recorded job plainly from its committed initial weights; write the final ones to ``out``.
 
     Same precision, data, schedule and dropout masks as the run in ``directory``; no site and no log. The file holds
     the weights in the order of the model's parameters, little-endian, in the precision of the policy. ``job`` is its source,
-    by default the shipped one that the run names.
+    by default the shipped one that the run names. It computes on ``device``.
     """
     from tallystick.execution.dispatch.jitter import Jitter
     from tallystick.execution.dispatch.randomness import RandomStream
@@ -267,12 +277,14 @@ def control(directory: str, out: str, jitter: bool, job: str | None = None) -> d
             values = torch.frombuffer(bytearray(initial[f"model/{name}"].data), dtype=torch.float32)
             parameter.copy_(values.reshape(parameter.shape))
     noise = Jitter(20241) if jitter else None
-    loop = PlainLoop(built, COMPUTE[stated.policy.name], stream=RandomStream(stated.seed), jitter=noise)
+    loop = PlainLoop(
+        built, COMPUTE[stated.policy.name], stream=RandomStream(stated.seed), jitter=noise, device=device
+    )
     for number in range(stated.steps):
         loop.step(number)
     weights = torch.cat([p.detach().reshape(-1) for p in built.model.parameters()])
     with storing(out):
-        Path(out).write_bytes(weights.numpy().tobytes())
+        Path(out).write_bytes(weights.cpu().numpy().tobytes())
     return {"weights": weights.numel(), "bytes_each": weights.element_size()}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import find_source
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.optimizers import SgdNumbers, adam_numbers, adam_step, sgd_step
@@ -86,3 +87,16 @@ def test_portable_optimizers_on_the_device_equal_the_cpu_kernel(dtype: torch.dty
 
     for a, b in zip(here, there, strict=True):
         assert a.numpy().tobytes() == b.cpu().numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_jitter_on_the_device_moves_what_it_moves_on_the_cpu(dtype: torch.dtype) -> None:
+    x = torch.randn(70, 1001, generator=torch.Generator().manual_seed(8)).to(dtype)
+    here, there = Jitter(11), Jitter(11)
+
+    for _ in range(2):
+        moved = here.around(torch.ops.aten.tanh.default, (x,), {}, lambda *_: x.clone())
+        on_device = there.around(torch.ops.aten.tanh.default, (x.cuda(),), {}, lambda *_: x.cuda())
+
+        assert not torch.equal(moved, x)
+        assert torch.equal(moved, on_device.cpu())

@@ -121,6 +121,11 @@ def _is_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
+def _has_kernel(x: Tensor) -> bool:
+    """Whether rows.c takes groups of such rows."""
+    return _is_cpu(x) and x.dtype is torch.float32
+
+
 def _chunks(rows: int, width: int) -> Iterator[slice]:
     height = max(1, CHUNK // max(1, width))
     for top in range(0, rows, height):
@@ -264,7 +269,7 @@ def group_norm(
     """Return the normalised matrix, and mean, biased variance and 1 / sqrt(variance + eps) of each group, in float64.
 
     Args:
-        x: contiguous float32 matrix.
+        x: contiguous float32 or float64 matrix.
         groups: of its rows.
         weight: contiguous, of one number for each channel.
         bias: the same.
@@ -277,7 +282,7 @@ def group_norm(
         x.new_zeros(groups.count, dtype=torch.float64),
         x.new_zeros(groups.count, dtype=torch.float64),
     )
-    if _is_cpu(x):
+    if _has_kernel(x):
         inverse, described = torch.empty_like(mean), groups.described()
         addresses = tuple(_address(t) for t in (x, weight, bias, out, mean, variance, inverse))
         native.on_rows(
@@ -307,7 +312,7 @@ def group_norm_backward(
     """Return the gradient of ``x`` if ``wanted``, and for each channel the sums of ``dy * (x - mean) * inverse`` and of ``dy``.
 
     Args:
-        dy: contiguous float32 matrix.
+        dy: contiguous float32 or float64 matrix.
         x: the same.
         groups: of their rows.
         weight: contiguous, of one number for each channel.
@@ -319,7 +324,7 @@ def group_norm_backward(
     rows, n = x.shape
     dx = x.new_empty(x.shape) if wanted else None
     size = n * groups.members
-    if _is_cpu(x):
+    if _has_kernel(x):
         sums = inverse.new_zeros((groups.count if groups.together is None else rows, 2))
         described = groups.described()
         addresses = tuple(_address(t) for t in (dy, x, weight, given, inverse, dx, sums))

@@ -49,6 +49,7 @@ class PlainLoop:
         masters: the optimizer works on float64 copies of the parameters, kept from step to step.
         stream: draws the random numbers of a recorded run; None for torch's own generator.
         jitter: last-bit noise on every operator of forward and backward pass; needs ``stream``.
+        device: where it computes, by name. Times end when it is done.
     """
 
     def __init__(
@@ -59,26 +60,28 @@ class PlainLoop:
         masters: bool = False,
         stream: RandomStream | None = None,
         jitter: Jitter | None = None,
+        device: str = "cpu",
     ) -> None:
-        self.job, self.stream, self.jitter = job, stream, jitter
+        self.job, self.stream, self.jitter, self.device = job, stream, jitter, device
         self.autocast = compute is torch.bfloat16
         self.compute = torch.float32 if self.autocast else compute
-        job.model.to(self.compute)
-        for module in job.extra.values():
-            module.to(self.compute)
+        for module in (job.model, *job.extra.values()):
+            module.to(device, self.compute)
         self.masters = _hold_masters(job) if masters else []
 
     def step(self, number: int) -> Times:
         """Train on step ``number`` and return the seconds of its two phases and in all."""
         job, started = self.job, time.perf_counter()
-        for micro_batch, part in enumerate(_parts(job.batch(number), job.accumulation, self.compute)):
+        for micro_batch, part in enumerate(
+            _parts(job.batch(number), job.accumulation, self.compute, self.device)
+        ):
             with self._randomness(number, micro_batch):
-                with torch.autocast("cpu", torch.bfloat16) if self.autocast else nullcontext():
+                with torch.autocast(self.device, torch.bfloat16) if self.autocast else nullcontext():
                     share = job.loss(job.model, part) / job.accumulation
                 torch.autograd.backward(share)
         if job.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm)
-        middle = time.perf_counter()
+        middle = _now(self.device)
         for parameter, master in self.masters:
             if parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.double(), None
@@ -91,7 +94,7 @@ class PlainLoop:
             job.scheduler.step()
         if job.after_step is not None:
             job.after_step(number)
-        ended = time.perf_counter()
+        ended = _now(self.device)
         return {"forward_backward": middle - started, "optimizer": ended - middle, "total": ended - started}
 
     def _randomness(self, number: int, micro_batch: int) -> AbstractContextManager[object]:
@@ -112,15 +115,22 @@ def _hold_masters(job: Job) -> list[tuple[nn.Parameter, nn.Parameter]]:
     return pairs
 
 
-def _parts(batch: Batch, count: int, compute: torch.dtype) -> list[Batch]:
-    """Return ``count`` equal cuts of ``batch`` along dimension 0, floating tensors in ``compute``."""
+def _now(device: str) -> float:
+    """Return the time at which all that was asked of the device is done."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _parts(batch: Batch, count: int, compute: torch.dtype, device: str) -> list[Batch]:
+    """Return ``count`` equal cuts of ``batch`` along dimension 0 on ``device``, floating tensors in ``compute``."""
 
     def cut(number: int) -> Callable[[Any], Any]:
         def one(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
             part = leaf if count == 1 else leaf.chunk(count)[number]
-            return part.to(compute) if part.is_floating_point() else part
+            return part.to(device, compute if part.is_floating_point() else part.dtype)
 
         return one
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.dispatch.capture import Capture
+from tallystick.execution.dispatch.capture import Capture, SpelledOutAttention
 from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
@@ -200,6 +200,49 @@ def test_a_cast_below_bfloat16_is_still_refused() -> None:
         narrowed(torch.float8_e4m3fn, BF16)
     with pytest.raises(Nondeterminism, match=r"cast from torch\.float32 to torch\.bfloat16"):
         narrowed(torch.bfloat16, FP32)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_bias_of_a_convolution_is_added_to_its_rounded_sums_on_every_device(bias: bool) -> None:
+    """A control: one rounding of both together, as a processor's fused kernel has it, gives other numbers."""
+    generator = torch.Generator().manual_seed(3)
+    x, w, b = (torch.randn(size, generator=generator) for size in ((2, 3, 9, 9), (5, 3, 3, 3), (5,)))
+    operators: list[str] = []
+
+    class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            operators.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    capture = Capture(ProbingContext(), RandomStream(7), compute=torch.bfloat16, findings=OperatorFindings())
+    with Watching(), capture:
+        found = nn.functional.conv2d(x.bfloat16(), w.bfloat16(), b.bfloat16() if bias else None)
+    sums = nn.functional.conv2d(x.bfloat16().double(), w.bfloat16().double())
+    shift = b.bfloat16().view(5, 1, 1).double() * bias
+    assert ("aten::add" in operators) is bias
+    assert torch.equal(found, (sums.bfloat16() + shift.bfloat16()))
+    assert torch.equal(found, (sums + shift).bfloat16()) is not bias
+
+
+def test_attention_with_dropout_is_spelled_out_on_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their kernels draw inside. On a processor none does, so which ones torch may take is asked here."""
+    allowed: list[bool] = []
+    real = nn.functional.scaled_dot_product_attention
+
+    class Asking(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is real:
+                allowed.append(torch.backends.cuda.flash_sdp_enabled())
+                allowed.append(torch.backends.cuda.mem_efficient_sdp_enabled())
+            return func(*args, **(kwargs or {}))
+
+    q = torch.ones(1, 1, 4, 8)
+    with Asking(), SpelledOutAttention():
+        for arguments in ({}, {"dropout_p": 0.0}, {"dropout_p": 0.5}):
+            real(q, q, q, **arguments)
+        real(q, q, q, None, 0.5)
+    assert allowed == [True] * 4 + [False] * 4
+    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 def test_a_recorded_run_trains_like_a_plain_one(zoo: Any, record_run: Any) -> None:

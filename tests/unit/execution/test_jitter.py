@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tallystick.execution.dispatch import jitter
+from tallystick.execution.dispatch.boundaries import DTYPES
 from tallystick.execution.dispatch.calls import table_name
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.dispatch.operator_noise import APART, OPERATOR_NOISE, SHORT, WHOLE, find_noise
 from tallystick.execution.dispatch.table import EXACT, RANDOM, SMOOTH, UNSET
+from tallystick.numerics.kernels import random_words
 
 # -- operators that write into their arguments ---------------------------------------------------
 
@@ -420,3 +423,30 @@ def test_one_last_place_of_a_sure_logit_is_a_large_part_of_its_gradient() -> Non
     assert bool((plain[:255] == 0).all()) or float(plain[255].norm() / plain.norm()) > 0.99
     moved = [gradient(Jitter(seed, 0.0, fewest=0, outputs=True)) for seed in range(8)]
     assert max(float((each - plain).norm() / plain.norm()) for each in moved) > 0.1
+
+
+# -- the same noise on every device ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("greatest", [-1.0, WHOLE[torch.float32]])
+def test_tensor_operations_move_as_the_kernel_does(
+    dtype: torch.dtype, greatest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other devices than the CPU do, in chunks, on a tensor in another order than its shape's."""
+    monkeypatch.setattr(jitter, "CHUNK", 64)
+    x = torch.randn(7, 11, 13, generator=torch.Generator().manual_seed(5), dtype=dtype).permute(2, 0, 1)
+    x[0, 0, :4] = torch.tensor([math.nan, math.inf, 3.0, 0.0], dtype=dtype)
+    expected, out = torch.empty_like(x), torch.empty_like(x)
+    key, start, size = (7, 9), 3 << 4, torch.finfo(dtype).eps
+    random_words.jitter(
+        x.data_ptr(), expected.data_ptr(), DTYPES[dtype], x.numel(), *key, start, size=size, whole=greatest
+    )
+
+    jitter.move_by_words(x, out, key, start, size, greatest)
+
+    assert x.stride() == out.stride() == expected.stride()
+    kept = x == expected
+    assert bool(kept[0, 0, 2]) is (greatest >= 0.0)  # a whole number moves where it may
+    assert int(kept.sum()) < 4
+    torch.testing.assert_close(out, expected, rtol=0.0, atol=0.0, equal_nan=True)

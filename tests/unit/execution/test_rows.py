@@ -26,9 +26,14 @@ from torch.nn import functional as F
 from tallystick.execution.determinism import INSTRUCTION_SETS
 from tallystick.execution.dispatch.calls import table_name
 from tallystick.execution.dispatch.rows import ROW_HANDLERS
+from tallystick.execution.job import find_source
 from tallystick.numerics import rows
 from tallystick.numerics.kernels import native
+from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rows import Form
+from tallystick.roles.auditor import audit
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
 
 A: Any = torch.ops.aten
 CONFIDENT = (12.0, 20.0, 28.0)  # how far the best logit is ahead: losses of 1e-5 to 1e-12
@@ -622,3 +627,56 @@ def test_the_gradients_of_a_batch_norm_of_one_channel_are_sums_over_all_examples
     exact = gradients(*(t.double() for t in (x, g, w, b)), lambda op, *args: op(*args))
     for mine, right in zip(gradients(x, g, w, b, call), exact, strict=True):
         torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_batch_norm_takes_its_statistics_as_closely_on_a_processor_as_on_a_device(dtype: torch.dtype) -> None:
+    """Control: torch's kernel for processors adds up one by one, and is off by more."""
+    x = torch.randn(16, 8, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    kept = torch.float64 if dtype is torch.float64 else torch.float32
+    right: list[float] = []
+    for channel in x.double().transpose(0, 1).reshape(8, -1).tolist():
+        mean = math.fsum(channel) / len(channel)
+        right.append(math.fsum((value - mean) ** 2 for value in channel) / (len(channel) - 1))
+    off: list[float] = []
+    for op in (lambda *args: call(A.native_batch_norm.default, *args), A.native_batch_norm.default):
+        ones, running = torch.ones(8, dtype=kept), torch.ones(8, dtype=kept)
+        out, *_ = op(x, ones, torch.zeros_like(ones), torch.zeros_like(ones), running, True, 1.0, 1e-5)
+        assert out.dtype is dtype
+        off.append(max(abs(a / b - 1.0) for a, b in zip(running.tolist(), right, strict=True)))
+    assert off[0] <= 2 * torch.finfo(kept).eps
+    assert off[1] > 4 * torch.finfo(kept).eps
+
+
+def test_the_gradient_of_batch_norm_of_sixteen_bits_has_its_dtypes() -> None:
+    x = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(1)).bfloat16()
+    ones, zeros = torch.ones(3), torch.zeros(3)
+    out, mean, inverse = call(A.native_batch_norm.default, x, ones, zeros, None, None, True, 0.1, 1e-5)
+    given = (torch.ones_like(out), x, ones, None, None, mean, inverse, True, 1e-5, [True] * 3)
+    own, torchs = (
+        call(A.native_batch_norm_backward.default, *given),
+        A.native_batch_norm_backward.default(*given),
+    )
+    for a, b in zip(own, torchs, strict=True):
+        assert a.dtype is b.dtype
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("policy", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("job", ["digits", "text"])
+def test_a_run_recorded_by_tensor_code_matches_by_the_kernels(
+    job: str, policy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What other devices run, in whole steps on the CPU: a device records, a processor audits."""
+    settings = {
+        "digits": {"batch": "16"},
+        "text": {"width": "32", "layers": "1", "batch": "2", "block": "16"},
+    }
+    run, source = RunDirectory(tmp_path / "run"), find_source(job)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(rows, "_is_cpu", lambda x: False)
+        record(Order(source, settings[job], find_policy(policy), steps=3, checkpoint_every=3), run)
+
+    report = audit(run, source)
+
+    assert (report.verdict, report.first) == ("match", None)

@@ -7,6 +7,10 @@ It does four things, each only where the operator table says so:
 * under ``fp64`` a cast to a narrower float is lifted, and its name kept;
 * for calibration and for the ``jitter`` profile, outputs receive last-bit noise.
 
+Where kernels of one device do in one operator what those of another do in two, it is two on both: the bias of a convolution
+of sixteen-bit numbers is added to its rounded sums, as cuDNN does, and attention with dropout is spelled out, since a CUDA
+device's fused kernels draw inside, from a stream that no processor has.
+
 The user's model is not touched; leaving the mode leaves nothing behind.
 """
 
@@ -15,6 +19,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tallystick.execution.dispatch.calls import Arguments, Handler, Operator, table_name, widened
@@ -23,6 +30,9 @@ from tallystick.execution.dispatch.handlers import handler_for
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
 
+SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+CONVOLUTION: Operator = torch.ops.aten.convolution.default
+ADD: Operator = torch.ops.aten.add.Tensor
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _HANDLERS: dict[Operator, Handler] = {}
 
@@ -53,6 +63,10 @@ class Capture(TorchDispatchMode):
     def __torch_dispatch__(self, func: Operator, types: Any, args: Arguments = (), kwargs: Any = None) -> Any:
         """Run ``func``, through its handler where it has one."""
         kwargs, here = kwargs or {}, self.operators
+        if func is CONVOLUTION and args[2] is not None and args[0].dtype in SIXTEEN_BIT:
+            sums = self.__torch_dispatch__(func, types, (*args[:2], None, *args[3:]), kwargs)
+            bias = args[2].view(-1, *[1] * (sums.dim() - 2))
+            return self.__torch_dispatch__(ADD, types, (sums, bias))
         handler = _HANDLERS.get(func)
         if handler is None:
             handler = _HANDLERS[func] = handler_for(func)
@@ -64,3 +78,15 @@ class Capture(TorchDispatchMode):
         if self.jitter is None:
             return handler(here, func, args, kwargs)
         return self.jitter.around(func, args, kwargs, lambda args, kwargs: handler(here, func, args, kwargs))
+
+
+class SpelledOutAttention(TorchFunctionMode):
+    """Attention with dropout is made of operators that draw portable numbers; without, of whatever kernel torch chooses."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Arguments = (), kwargs: Any = None) -> Any:
+        """Call ``func``, with torch's kernels that draw inside switched off where it would take them."""
+        kwargs = kwargs or {}
+        if func is scaled_dot_product_attention and (args[4] if len(args) > 4 else kwargs.get("dropout_p")):
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)

@@ -27,6 +27,7 @@ from tallystick.execution.dispatch.operator_noise import (
     written_by,
 )
 from tallystick.numerics.kernels import random_words
+from tallystick.numerics.rounding_tensors import philox_words
 
 LOSSES = frozenset(
     f"aten::{name}"
@@ -36,6 +37,7 @@ LOSSES = frozenset(
 )  # fmt: skip
 """Operators whose first argument is what a model says: one last place of sixteen bits there may be a tenth of a gradient."""
 MASK32 = 0xFFFFFFFF
+CHUNK = 1 << 24  # elements that tensor operations move at a time; a multiple of 16
 EPS32 = 2.0**-23
 Run = Callable[[Arguments, dict[str, Any]], Any]
 
@@ -51,8 +53,8 @@ class Jitter:
 
     def __init__(self, seed: int, units: float = 1.0, *, fewest: int = FEWEST, outputs: bool = False) -> None:
         self._seed, self._units, self._fewest, self._outputs = seed, units, fewest, outputs
-        self._generators: dict[torch.device, torch.Generator] = {}
-        self._drawn = 0  # bytes of the CPU's stream
+        self._generator = torch.Generator().manual_seed(seed)  # of the CPU wherever the tensors are
+        self._drawn = 0  # bytes of the stream of dense tensors
 
     # -- one call --------------------------------------------------------------------------
 
@@ -107,10 +109,8 @@ class Jitter:
         return x
 
     def _neighbours(self, x: Tensor) -> Tensor:
-        up = torch.randint(
-            0, 2, x.shape, generator=self._generator(x.device), device=x.device, dtype=torch.int16
-        )
-        return _neighbour(x, up)
+        up = torch.randint(0, 2, x.shape, generator=self._generator, dtype=torch.int16)
+        return _neighbour(x, up.to(x.device))
 
     def _accumulated(self, args: Arguments, kwargs: dict[str, Any], run: Run, noise: Noise) -> Any:
         """Return the sixteen-bit sums of sixteen-bit arguments: added up in float32, disturbed there, and rounded once."""
@@ -164,15 +164,9 @@ class Jitter:
 
     # -- one tensor ------------------------------------------------------------------------
 
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device=device).manual_seed(self._seed)
-        return self._generators[device]
-
     def _noise(self, x: Tensor) -> Tensor:
-        generator = self._generator(x.device)
-        way = torch.randint(0, 2, x.shape, generator=generator, device=x.device, dtype=torch.int8)
-        return (2 * way - 1).to(x.dtype)
+        way = torch.randint(0, 2, x.shape, generator=self._generator, dtype=torch.int8)
+        return (2 * way - 1).to(x.device, x.dtype)
 
     def disturb_(self, x: Tensor, *, whole: bool = False, units: float = 1.0) -> None:
         """Move every element of float32 or float64 by up to ``units`` last places; with ``whole`` not small whole numbers."""
@@ -181,7 +175,7 @@ class Jitter:
         if x.is_complex():
             x = torch.view_as_real(x)
         size = units * self._units * _eps(x)
-        if _is_dense_on_cpu(x):
+        if _is_dense(x):
             self._move(x, x, size, whole)
         else:
             x.copy_(self._moved(x, size, whole))
@@ -200,7 +194,7 @@ class Jitter:
                 self.disturbed(torch.view_as_real(x.resolve_conj()), whole=whole, units=units).contiguous()
             )
         size = units * self._units * _eps(x)
-        if not _is_dense_on_cpu(x):
+        if not _is_dense(x):
             return self._moved(x, size, whole)
         moved = torch.empty_like(x)
         if moved.stride() != x.stride():
@@ -215,24 +209,49 @@ class Jitter:
         return torch.where(stays, x, torch.addcmul(x, _finite(x), self._noise(x), value=size))
 
     def _move(self, x: Tensor, out: Tensor, size: float, whole: bool) -> None:
-        random_words.jitter(
-            x.data_ptr(), out.data_ptr(), DTYPES[x.dtype], x.numel(), self._seed & MASK32, self._seed >> 32 & MASK32,
-            self._drawn, size=size, whole=WHOLE[x.dtype] if whole else -1.0, threads=torch.get_num_threads(),
-        )  # fmt: skip
+        key, start, greatest = (self._seed & MASK32, self._seed >> 32 & MASK32), self._drawn, WHOLE[x.dtype]
         self._drawn += -(-x.numel() // 16) * 16
+        if x.device.type == "cpu":
+            random_words.jitter(
+                x.data_ptr(), out.data_ptr(), DTYPES[x.dtype], x.numel(), *key, start,
+                size=size, whole=greatest if whole else -1.0, threads=torch.get_num_threads(),
+            )  # fmt: skip
+        else:
+            move_by_words(x, out, key, start, size, greatest if whole else -1.0)
 
     def _nudge_(self, x: Tensor, share: float) -> None:
         """Move this share of sixteen-bit elements, or a few, to a neighbour; zero and what is not finite stay."""
-        generator = self._generator(x.device)
         mean = min(
             float(x.numel()), self._units * max(x.numel() * share, min(x.numel() / ONE_IN, self._fewest))
         )
-        count = int(torch.poisson(torch.tensor(mean, device=x.device), generator=generator))
-        at = torch.randint(0, x.numel(), (count,), generator=generator, device=x.device)
+        count = int(torch.poisson(torch.tensor(mean), generator=self._generator))
+        at = torch.randint(0, x.numel(), (count,), generator=self._generator).to(x.device)
         place = torch.unravel_index(at, x.shape) if x.dim() else ...
         old = x[place]
-        up = torch.randint(0, 2, old.shape, generator=generator, device=x.device, dtype=torch.int16)
-        x[place] = _neighbour(old, up)
+        up = torch.randint(0, 2, old.shape, generator=self._generator, dtype=torch.int16)
+        x[place] = _neighbour(old, up.to(x.device))
+
+
+def move_by_words(
+    x: Tensor, out: Tensor, key: tuple[int, int], start: int, size: float, greatest: float
+) -> None:
+    """Do what ``random_words.jitter`` does, by tensor operations on any device, with the same bits.
+
+    Args:
+        x: dense, of float32 or float64.
+        out: the same, in the same order; it may be ``x``.
+        key: of the stream that says which way each goes.
+        start: its first byte, a multiple of 16.
+        size: of a move, relative to the element.
+        greatest: whole numbers up to it stay; none where it is negative.
+    """
+    source, target = (t.as_strided((t.numel(),), (1,)) for t in (x, out))
+    for begin in range(0, x.numel(), CHUNK):
+        part = source[begin : begin + CHUNK]
+        words = philox_words(key, (start + begin) // 16, -(-part.numel() // 16), x.device)
+        way = (words.to(torch.int32).view(torch.uint8)[: part.numel()] & 2).to(x.dtype) - 1.0
+        stays = ~torch.isfinite(part) | ((part.abs() <= greatest) & (part == part.round()))
+        target[begin : begin + CHUNK] = torch.where(stays, part, part + part * (way * size))
 
 
 def _neighbour(x: Tensor, up: Tensor) -> Tensor:
@@ -278,9 +297,9 @@ def _eps(x: Tensor) -> float:
     return torch.finfo(x.dtype).eps
 
 
-def _is_dense_on_cpu(x: Tensor) -> bool:
+def _is_dense(x: Tensor) -> bool:
     """Whether the elements fill a stretch of memory, in whatever order, so that a kernel may go over them."""
-    if x.device.type != "cpu" or x.dtype not in DTYPES or type(x) not in (Tensor, torch.nn.Parameter):
+    if x.dtype not in DTYPES or type(x) not in (Tensor, torch.nn.Parameter):
         return False
     if x.is_contiguous():
         return True

@@ -3,14 +3,15 @@
 A fused float32 operator that cancels inside is as far off as its terms are large, and machines differ by as much: by 1e-2
 of a gradient where a classifier is sure. What is computed here from equal inputs is equal on every processor, or differs
 where two float64 evaluations straddle a rounding boundary of float32 (``numerics.rows``). Under ``fp64`` four operators keep
-their relative accuracy by another form.
+their relative accuracy by another form, and batch norm adds up its statistics pairwise: a processor's own kernel adds them
+one by one and is off by 2**6 times what a CUDA device's is. Of sixteen-bit activations it takes them in float64 as well.
 
 A result has the dtype, shape and meaning that torch gives it. Tensors of other dtypes, layouts and types go to torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,20 +24,28 @@ from tallystick.numerics.rows import CHUNK, Form, Groups
 
 NARROW = (torch.float32,)
 BOTH = (torch.float32, torch.float64)  # of operators whose form is more accurate in float64 too
+SIXTEEN_BIT = frozenset({torch.bfloat16, torch.float16})
 DENSE = (Tensor, torch.nn.Parameter)
 SUM, MEAN = 2, 1  # of a loss, as torch numbers reductions
 Row = Callable[..., Any]
 
 
-def _handler(rule: Row, dtypes: tuple[torch.dtype, ...] = NARROW) -> Handler:
+def _handler(rule: Row, dtypes: tuple[torch.dtype, ...] = NARROW, *, mixed: bool = False) -> Handler:
     """Return a handler that calls ``rule`` with the operator's arguments in the schema's order, defaults filled in.
 
     Tensors that are not dense or not of one of ``dtypes``, calls without elements, and those that ``rule`` answers with
-    None (torch says what is wrong with them) go to torch.
+    None (torch says what is wrong with them) go to torch. With ``mixed`` tensors of sixteen bits beside float32 ones become
+    float32, and so is the first result of such a call narrowed again.
     """
 
     def handle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
         given = all_arguments(func, args, kwargs)
+        narrow = _narrow_of(given) if mixed else None
+        if narrow is not None:
+            given = [
+                value.float() if isinstance(value, Tensor) and value.dtype is narrow else value
+                for value in given
+            ]
         tensors = [value for value in given if isinstance(value, Tensor)]
         floats = [tensor for tensor in tensors if tensor.dtype.is_floating_point]
         if (
@@ -48,10 +57,20 @@ def _handler(rule: Row, dtypes: tuple[torch.dtype, ...] = NARROW) -> Handler:
         ):
             found = rule(*given)
             if found is not None:
-                return found
+                return found if narrow is None else (_narrowed(found[0], narrow), *found[1:])
         return func(*args, **kwargs)
 
     return handle
+
+
+def _narrow_of(given: Sequence[Any]) -> torch.dtype | None:
+    """Return the sixteen-bit dtype that stands beside float32 in a call, or None."""
+    found = {value.dtype for value in given if isinstance(value, Tensor) and value.dtype.is_floating_point}
+    return next(iter(found & SIXTEEN_BIT)) if torch.float32 in found and len(found) == 2 else None
+
+
+def _narrowed(result: Tensor | None, narrow: torch.dtype) -> Tensor | None:
+    return None if result is None else result.to(narrow)
 
 
 # -- softmax -------------------------------------------------------------------------------------
@@ -119,7 +138,7 @@ def _layer_norm_backward(
 ) -> Any:  # fmt: skip
     n = x.shape[-len(normalized_shape) :].numel()
     dx, dw, db = rows.layer_norm_backward(
-        grad_out.contiguous().view(-1, n), x.contiguous().view(-1, n), rstd.contiguous(), _dense(weight),
+        grad_out.contiguous().view(-1, n), x.contiguous().view(-1, n), rstd.reshape(-1), _dense(weight),
         (output_mask[0], output_mask[1] or output_mask[2]),
     )  # fmt: skip
     return (
@@ -322,10 +341,10 @@ ROW_HANDLERS: dict[str, Handler] = {
     "aten::_fused_rms_norm_backward": _handler(_rms_norm_backward),
     "aten::native_group_norm": _handler(_group_norm),
     "aten::native_group_norm_backward": _handler(_group_norm_backward),
-    "aten::native_batch_norm": _handler(_batch_norm),
-    "aten::native_batch_norm_backward": _handler(_batch_norm_backward),
-    "aten::cudnn_batch_norm": _handler(_cudnn_batch_norm),
-    "aten::cudnn_batch_norm_backward": _handler(_cudnn_batch_norm_backward),
+    "aten::native_batch_norm": _handler(_batch_norm, BOTH, mixed=True),
+    "aten::native_batch_norm_backward": _handler(_batch_norm_backward, BOTH, mixed=True),
+    "aten::cudnn_batch_norm": _handler(_cudnn_batch_norm, BOTH, mixed=True),
+    "aten::cudnn_batch_norm_backward": _handler(_cudnn_batch_norm_backward, BOTH, mixed=True),
     "aten::linalg_vector_norm": _handler(_vector_norm),
     "aten::norm": _handler(_norm),
     "aten::binary_cross_entropy_with_logits": _handler(_bce_with_logits, BOTH),

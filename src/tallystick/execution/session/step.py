@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism, ProtocolViolation
-from tallystick.execution.dispatch.capture import Capture
+from tallystick.execution.dispatch.capture import Capture, SpelledOutAttention
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.rounding.leaves import LeafSites
@@ -143,7 +143,11 @@ class OpenStep:
         leaves, observer = self.session.leaves, self.session.listeners.observer
         rounded = nullcontext() if leaves is None else leaves.rounding(self.context, self.number)
         observed = nullcontext() if observer is None else observer.micro_batch(number, self.context)
-        with rounded, capture, self._autocast(enabled=True), observed:
+        on_device = self.session.state.tensors.device.type != "cpu"
+        spelled = (
+            SpelledOutAttention() if on_device else nullcontext()
+        )  # processors have no kernel that draws
+        with rounded, capture, spelled, self._autocast(enabled=True), observed:
             yield
         for name, state in _outside_generators().items():
             if state != outside[name]:
