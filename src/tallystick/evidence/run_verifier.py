@@ -44,7 +44,7 @@ from tallystick.numerics.log import (
     decode_residues,
     read_decision_head,
 )
-from tallystick.numerics.policy import is_calibration_step, policy_of
+from tallystick.numerics.policy import is_measured_step, policy_of
 from tallystick.run.documents import RECORD_LIMIT, Specification
 from tallystick.run.proofs import STEP_PROOF_FORMAT, parse_step_proof, verify_step_proof
 from tallystick.run.transcript import CURSOR, Transcript, check_cursor, check_fingerprint
@@ -335,15 +335,10 @@ def _check_calibration(
             f"{what}: a frame has one note of a calibration, with ordinal 0 and payload {CALIBRATED.hex()}; "
             f"this is {payload[:8].hex()}"
         )
-    stated = specification.policy.parameters
-    every = stated.get("recalibrate_every")
-    if (
-        isinstance(every, int)
-        and every > 0
-        and is_calibration_step(step, every, bool(stated.get("residue_bits")))
-    ):
+    policy = policy_of(specification.policy.name, specification.policy.parameters)
+    if is_measured_step(policy, step):
         raise InvalidInput(
-            f"{what}: is for steps where no calibration is due; here one is, every {every} steps"
+            f"{what}: is for steps where no calibration is due; here one is, every {policy.recalibrate_every} steps"
         )
 
 

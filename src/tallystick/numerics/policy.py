@@ -288,14 +288,24 @@ def is_calibration_step(step: int, every: int, doubling: bool = False) -> bool:
     return step % every == 0 or step in EARLY or early
 
 
-def chooses_grids(policy: Policy, step: int) -> bool:
-    """Whether grids are chosen anew before ``step``: where the noise is measured, but not oftener than the policy's own interval.
+def is_measured_step(policy: Policy, step: int) -> bool:
+    """Whether the noise is measured before ``step`` whatever happens: by the run's own interval, and where grids are chosen."""
+    by_run = is_calibration_step(step, policy.recalibrate_every, bool(policy.residue_bits))
+    return by_run or chooses_grids(policy, step)
 
-    Whoever may choose grids in every step rounds gradients where it likes; a run's own interval may be as short as it likes.
+
+def chooses_grids(policy: Policy, step: int) -> bool:
+    """Whether grids are chosen anew before ``step``, and what is nothing but noise: by the policy's interval, not the run's.
+
+    Whoever may choose when to ask takes the answer that it likes (docs/adr/0026, point 34).
     """
-    every, doubling = policy.recalibrate_every, bool(policy.residue_bits)
-    apart = every * -(-POLICIES[policy.name].recalibrate_every // every)
-    return is_calibration_step(step, every, doubling) and is_calibration_step(step, apart, doubling)
+    own = POLICIES[policy.name]
+    return is_calibration_step(step, own.recalibrate_every, bool(own.residue_bits))
+
+
+def hearing_safety(policy: Policy) -> int:
+    """Return how many octaves over its noise decide whether a gradient is heard: the policy's own, whatever the run's are."""
+    return POLICIES[policy.name].safety
 
 
 def entry_budget(grid: SiteGrid, numel: int) -> int:
@@ -386,8 +396,10 @@ def find_policy(
         policy = replace(policy, activation=rule)
     if recalibrate_every is None:
         return policy
-    if recalibrate_every < 1:
-        raise InvalidInput(f"recalibrate_every must be at least 1, got {recalibrate_every}")
+    if not 1 <= recalibrate_every <= policy.recalibrate_every:
+        raise InvalidInput(
+            f"recalibrate_every must be from 1 to {policy.recalibrate_every}, the policy's own, got {recalibrate_every}"
+        )
     return replace(policy, recalibrate_every=recalibrate_every)
 
 

@@ -23,7 +23,7 @@ from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.own_path import MOST_CHOICES, OwnPath
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
-from tallystick.execution.noise.yardstick import Yardstick, with_larger
+from tallystick.execution.noise.yardstick import Yardstick, as_held, with_larger
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import Site, scale_exponent
 from tallystick.execution.session.hyperparameters import read_hyperparameters
@@ -173,7 +173,9 @@ class Acceptance:
             self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
         else:
             if own is not None and is_trainers and not session.chooses_grids(session.step):
-                measured = with_larger(session.policy, measured, own.measured)
+                measured = as_held(
+                    session.policy, with_larger(session.policy, measured, own.measured), own.measured
+                )
             elif earlier is None or not is_trainers:
                 # Where an audit begins, the grids of gradients that were exactly zero are the trainer's word.
                 zero = {place for place, n in measured.noise.items() if n.rms == n.largest == 0.0}
@@ -195,6 +197,8 @@ class Acceptance:
         def measure() -> None:
             assert self._yardstick is not None
             self._unasked += is_chosen(session, context)
+            if context.is_calibrated and not session.chooses_grids(session.step):
+                context.hear(session.outgrown(DOUBT) | session.outgrown(DOUBT, session.table))
             known = self._yardstick
             gradients = {
                 (int(Kind.GRADIENT), n): p.grad

@@ -153,11 +153,12 @@ class Recorder(Loop[RunStatement]):
         The loop alone can take the step, so that what it decided before stays on the grids it was decided on.
         """
         if not context.is_calibrated and self.session.has_outgrown():
+            outgrown = self.session.outgrown()
             clock = time.perf_counter()
             with self.session.interlude():
                 repeats = repetitions_at(self.session.step)
                 measured = calibrate(self.session, self._probe(batch), repeats=repeats, seed=self._seed).table
-            context.regrid(self.session.grids_for(self.session.table, measured))
+            context.regrid(self.session.grids_for(self.session.table, measured, outgrown))
             self.phases.add("calibrate", clock)
 
     def _specification(self, root: str, program: Program) -> Specification:

@@ -292,19 +292,20 @@ class _Recording:
         session = self.session
         if context.is_calibrated or not session.has_outgrown():
             return
+        outgrown = session.outgrown()
         with session.interlude():
-            self._calibrate(backward)
+            self._calibrate(backward, outgrown)
             before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
             context.restart(session.table)
             again, _, _ = gradients_under(session, backward, context, before)
         for (_, p), gradient in zip(session.parameters, again, strict=True):
             p.grad = gradient
 
-    def _calibrate(self, backward: Backward) -> None:
+    def _calibrate(self, backward: Backward, outgrown: frozenset[int] = frozenset()) -> None:
         started = time.perf_counter()
         session, repeats = self.session, repetitions_at(self.session.step)
         measured = calibrate(session, backward, repeats=repeats, seed=self.order.seed).table
-        session.table = session.grids_for(session.table, measured)
+        session.table = session.grids_for(session.table, measured, outgrown)
         for (kind, ordinal), grid in session.table.sites.items():
             if kind == Kind.GRADIENT and is_hardly_heard(grid):
                 self.loud[ordinal] = max(grid.band, self.loud.get(ordinal, grid.band))

@@ -270,7 +270,7 @@ def test_a_malformed_choice_is_refused_before_anything_is_recorded(
         ({"safety": 200}, "safety is 200, the policy allows 3 to 8"),
         ({"gradient_floor": 3}, "gradient_floor is 3, the policy allows -10 to -2"),
         ({"noise_limit": 0}, "noise_limit is not for the trainer to choose"),
-        ({"recalibrate_every": 0}, "recalibrate_every must be at least 1"),
+        ({"recalibrate_every": 0}, "recalibrate_every must be from 1 to 100"),
     ],
 )
 def test_numbers_outside_the_policys_limits_are_refused(

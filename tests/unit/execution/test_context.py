@@ -722,9 +722,16 @@ def test_where_grids_are_not_chosen_a_floor_rises_as_far_as_its_new_band_asks_fo
         assert (held.band, held.floor == now.floor) == (now.band, not noted)
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([21]))
     heard = as_heard(policy, site_grid(policy, Kind.GRADIENT, lowest, before.scales))
-    for first, second, noted in ((before, silent, 0), (silent, heard, 0), (silent, before, 1)):
+    for first, second, noted in (
+        (before, silent, 1),
+        (silent, heard, 0),
+        (silent, before, 1),
+        (silent, silent, 0),
+    ):
         assert forms_noted(policy, second, first, calibrated=True, chooses=False) == noted
-        assert held_grid(policy, Kind.GRADIENT, first, second) == (heard if noted else second)
+        assert held_grid(policy, Kind.GRADIENT, first, second) == first, "heard or silent, it stays that"
+        grown = held_grid(policy, Kind.GRADIENT, first, second, has_outgrown=True)
+        assert grown == (heard if first is silent and second is not silent else first)
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])

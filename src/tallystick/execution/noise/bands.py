@@ -48,7 +48,7 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid, SiteKey
 from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
 from tallystick.numerics.noise import entry_bits
-from tallystick.numerics.policy import PER_KIND, SPARSEST, Policy
+from tallystick.numerics.policy import PER_KIND, SPARSEST, Policy, hearing_safety
 
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 FEWEST = 8  # elements of a gradient below which one repetition says next to nothing of its noise
@@ -244,6 +244,8 @@ def grid_for(
     if policy.residue_bits:
         band = within_room(band, noise, highest, previous, measured.elements)
         band += band == NOISE_BAND  # which means something else; residues have a bit more instead
+    if kind == Kind.GRADIENT and not policy.residue_bits and noise + hearing_safety(policy) <= highest:
+        band = min(band, highest)  # whatever safety was chosen over the policy's own
     if band <= highest and not (kind == Kind.GRADIENT and measured.rms == 0.0):
         grid = site_grid(policy, kind, band, measured.scales)
         bits = grid.residue_bits + finer + SMALL_BITS if finer else MOST_RESIDUE_BITS

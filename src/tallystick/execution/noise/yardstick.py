@@ -29,6 +29,7 @@ from tallystick.execution.rounding.grids import (
     Site,
     is_loud,
     is_noise_only,
+    keeps_hearing,
     largest_scale,
     loudest_band,
     row_scales_of,
@@ -38,7 +39,7 @@ from tallystick.execution.rounding.grids import (
 )
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
-from tallystick.numerics.policy import Policy
+from tallystick.numerics.policy import Policy, hearing_safety
 
 BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
 BUFFER_OCTAVES = 3  # at most of a buffer, however few elements it has (docs/adr/0026)
@@ -244,7 +245,7 @@ class Yardstick:
         It is where its band is clearly narrower than the widest, for the trainer and, some octaves aside, for the auditor.
         """
         noise, limit = self.noise.get(place), loudest_band(self.policy, was_noise=True)
-        own = None if noise is None else scale_exponent(noise.relative) + self.policy.safety
+        own = None if noise is None else scale_exponent(noise.relative) + hearing_safety(self.policy)
         # The auditor's is the loudest of more repetitions, and of few elements each says little.
         doubt = BAND_OCTAVES if noise is None else octaves_allowed(noise.elements)
         if grid.band <= limit and (own is None or own <= limit + doubt):
@@ -344,7 +345,7 @@ class Yardstick:
         where it has few elements, as both repeat the step alike.
         """
         least = scale_exponent(noise.relative)
-        least += 1 if self.policy.residue_bits and self.is_trainers else self.policy.safety
+        least += 1 if self.policy.residue_bits and self.is_trainers else hearing_safety(self.policy)
         allowed = allowed if self.policy.residue_bits else BAND_OCTAVES
         is_near = least + allowed >= loudest_band(self.policy, was_noise=was_noise)
         if is_noise_only(own) or noise.rms == 0.0 or is_near:
@@ -430,6 +431,22 @@ def with_larger(policy: Policy, measured: Calibration, before: Calibration) -> C
         noise[place] = old
         if site in before.table.sites:
             sites[site] = before.table.sites[site]
+    return replace(measured, noise=noise, table=GridTable(sites))
+
+
+def as_held(policy: Policy, measured: Calibration, before: Calibration) -> Calibration:
+    """Return ``measured`` with the gradients that stay heard or silent, as ``before``, where grids are not chosen anew.
+
+    One that had no value but zero then has outgrown that by any.
+    """
+    noise, sites = {**measured.noise}, {**measured.table.sites}
+    for at, grid in measured.table.sites.items():
+        site, old = (Kind(at[0]), at[1]), before.table.sites.get(at)
+        known = before.noise.get(site)
+        if site[0] != Kind.GRADIENT or old is None or known is None or known.rms == known.largest == 0.0:
+            continue
+        if keeps_hearing(policy, old, grid):
+            sites[site], noise[site] = old, known
     return replace(measured, noise=noise, table=GridTable(sites))
 
 

@@ -342,7 +342,7 @@ def outgrown_from(policy: Policy, base: SiteGrid | None, numel: int) -> int:
     return NEVER if is_quantum_noise(policy, base, numel) else int(base.scales.max()) + OUTGROWN + 1
 
 
-def reaches(rms: np.ndarray, limits: np.ndarray) -> bool:
-    """Whether one of these sizes is finite and has the scale exponent of its limit or a higher one."""
+def reaches(rms: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """Return which of these sizes are finite and have the scale exponent of their limit or a higher one."""
     finite = np.isfinite(rms)
-    return bool((finite & (scale_exponents(np.where(finite, rms, 0.0)) >= limits)).any())
+    return finite & (scale_exponents(np.where(finite, rms, 0.0)) >= limits)

@@ -123,6 +123,10 @@ class FollowingContext:
             if limit is not None:
                 self.excesses.append((place, Excess(self.site_name(place), limit, stated)))
 
+    def hear(self, outgrown: frozenset[int]) -> None:
+        """Let the log hear the gradients of these parameters again where it measures and chooses no grids."""
+        self._headers.outgrown = outgrown
+
     def hold_overdue(self) -> None:
         """Hold all gradients that are called more than noise against the yardstick: it is of this step, the trainer's older."""
         self._headers.is_overdue = True

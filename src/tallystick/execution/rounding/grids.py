@@ -331,27 +331,45 @@ def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> Site
     return SiteGrid(precision, band, floor, dithered and band != NOISE_BAND, scales, residue_bits=bits)
 
 
-def held_grids(policy: Policy, before: GridTable, measured: GridTable) -> GridTable:
+def held_grids(
+    policy: Policy, before: GridTable, measured: GridTable, outgrown: frozenset[int] = frozenset()
+) -> GridTable:
     """Return the grids of a step whose noise was just measured, where none are to be chosen, from those ``before`` it.
 
-    What is rounded stays on its quanta, coarser where new noise asks for it. Only bands follow the noise, and what is noise.
+    What is rounded stays on its quanta, coarser where new noise asks for it. Only bands follow the noise. A gradient stays
+    what it was, heard or nothing but noise, but if it is one of those that have ``outgrown`` that.
     """
     grids = {
-        at: held_grid(policy, Kind(at[0]), before.sites.get(at), grid) for at, grid in measured.sites.items()
+        at: held_grid(policy, Kind(at[0]), before.sites.get(at), grid, has_outgrown=at[1] in outgrown)
+        for at, grid in measured.sites.items()
     }
     return GridTable(grids)
 
 
-def held_grid(policy: Policy, kind: Kind, before: SiteGrid | None, grid: SiteGrid) -> SiteGrid:
+def keeps_hearing(policy: Policy, before: SiteGrid, grid: SiteGrid, *, has_outgrown: bool = False) -> bool:
+    """Whether a gradient stays heard or silent, as its grid ``before``, though ``grid`` was measured where none are chosen.
+
+    Not with residues, which hear noise as well.
+    """
+    if policy.residue_bits or is_noise_only(before) == is_noise_only(grid):
+        return False
+    return is_noise_only(grid) or not has_outgrown
+
+
+def held_grid(
+    policy: Policy, kind: Kind, before: SiteGrid | None, grid: SiteGrid, *, has_outgrown: bool = False
+) -> SiteGrid:
     """Return one site's: ``grid`` is the one measured.
 
-    That is taken of a decision, of a gradient that is noise only, and where there was none. Any other site's quantum follows its
-    band, and only becomes coarser; an activation that is passed through stays so.
+    That is taken of a decision, of a gradient that is still noise only, and where there was none. Any other site's quantum
+    follows its band, and only becomes coarser; an activation that is passed through stays so.
     """
     if before is None or kind == Kind.DECISION or before.scales.size != grid.scales.size:
         return grid
     if kind != Kind.GRADIENT:
         return before if grid.band <= before.band else grid.with_scales(before.scales)
+    if keeps_hearing(policy, before, grid, has_outgrown=has_outgrown):
+        return before
     if is_noise_only(grid):
         return grid
     if is_noise_only(before):

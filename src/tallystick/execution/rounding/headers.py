@@ -76,6 +76,8 @@ class HeaderChecks:
         energy: the sum of the squared values of the site checked last.
         is_kept: whether its scale is too wide for its values, as one of zeros may be.
         is_overdue: whether the trainer measured the noise longer ago than its policy does, and the follower now.
+        outgrown: parameters whose gradients are larger in this step than the noise that they were; where grids are not chosen,
+            what was noise is heard of these alone.
         heard: the gradients checked so far that are declared to be more than noise: their largest scale, and their elements.
     """
 
@@ -90,6 +92,7 @@ class HeaderChecks:
     energy: float = 0.0
     is_kept: bool = False
     is_overdue: bool = False
+    outgrown: frozenset[int] = frozenset()
     heard: dict[Site, tuple[int, int]] = field(default_factory=dict[Site, tuple[int, int]])
 
     @property
@@ -136,7 +139,9 @@ class HeaderChecks:
         """Whether a grid is one that follows from the one before it where the noise is measured and grids are not chosen."""
         if grid.scales.size != before.scales.size:
             return False
-        own = held_grid(self.policy, kind, before, grid)
+        own = held_grid(self.policy, kind, before, grid, has_outgrown=True)  # see ``check_heard``
+        if is_noise_only(own) != is_noise_only(grid):
+            return False
         return own.floor == grid.floor if kind == Kind.GRADIENT else own.band == grid.band
 
     def _grid_of_unknown(self, place: Site, grid: SiteGrid) -> SiteGrid:
@@ -164,6 +169,8 @@ class HeaderChecks:
         if not self.was_noise(place) or is_noise_only(grid):
             return
         if self.is_calibrated:
+            if not self.chooses and not self.policy.residue_bits and place[1] not in self.outgrown:
+                self.excesses.append((place, Excess(name, "nothing but noise, as before", "more than noise")))
             if self.yardstick is not None and not self.policy.autocast:
                 self._note(Kind(place[0]), place[1], name, *self.yardstick.excess_return(place, grid))
             return

@@ -33,7 +33,7 @@ from tallystick.execution.session.step import OpenStep, Prepared, StepListeners
 from tallystick.execution.session.tensors import ModelTensors
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import CALIBRATED, Frame, Kind, SiteAddress, decode_frame
-from tallystick.numerics.policy import Policy, chooses_grids, is_calibration_step
+from tallystick.numerics.policy import Policy, chooses_grids, is_measured_step
 from tallystick.numerics.tensor_measures import sampled_rms
 
 Context = TypeVar("Context", bound=FollowingContext)
@@ -226,32 +226,44 @@ class Session:
 
     def is_calibration_step(self, step: int) -> bool:
         """Whether the noise is measured anew before ``step`` whatever happens."""
-        return is_calibration_step(step, self.policy.recalibrate_every, bool(self.policy.residue_bits))
+        return is_measured_step(self.policy, step)
 
     def chooses_grids(self, step: int) -> bool:
-        """Whether grids are chosen anew before ``step``: as often as the policy's own interval says, whatever the run's is."""
+        """Whether grids are chosen anew before ``step``, and what is noise: as the policy's own interval says."""
         return chooses_grids(self.policy, step)
 
-    def grids_for(self, before: GridTable, measured: GridTable) -> GridTable:
-        """Return the grids of the next step, whose noise was just ``measured``, from those ``before`` it."""
+    def grids_for(
+        self, before: GridTable, measured: GridTable, outgrown: frozenset[int] = frozenset()
+    ) -> GridTable:
+        """Return the grids of the next step, whose noise was just ``measured``, from those ``before`` it.
+
+        Of gradients that were nothing but noise only the ``outgrown`` are heard where grids are not chosen.
+        """
         if self.chooses_grids(self.step):
             return measured
-        return held_grids(self.policy, before, measured)
+        return held_grids(self.policy, before, measured, outgrown)
 
     def has_outgrown(self, doubt: int = 0) -> bool:
-        """Whether some trained parameter's gradient is now far larger than when its noise was last measured.
+        """Whether some trained parameter's gradient is now far larger than when its noise was last measured."""
+        return bool(self.outgrown(doubt))
+
+    def outgrown(self, doubt: int = 0, base: GridTable | None = None) -> frozenset[int]:
+        """Return which trained parameters' gradients are now far larger than when their noise was last measured.
 
         Args:
-            doubt: octaves that it may be larger elsewhere.
+            doubt: octaves that they may be larger elsewhere.
+            base: the grids that say how large they were; None for those of the last measurement.
         """
-        if self._outgrown is None or self._outgrown[0] is not self.base:
-            grids = (self.base.sites.get((Kind.GRADIENT, n)) for n in range(len(self.parameters)))
+        base = self.base if base is None else base
+        if self._outgrown is None or self._outgrown[0] is not base:
+            grids = (base.sites.get((Kind.GRADIENT, n)) for n in range(len(self.parameters)))
             pairs = zip(grids, self.parameters, strict=True)
             limits = [outgrown_from(self.policy, grid, p.numel()) for grid, (_, p) in pairs]
-            self._outgrown = self.base, np.array(limits, dtype=np.int64)
+            self._outgrown = base, np.array(limits, dtype=np.int64)
         present = [(n, p.grad.detach()) for n, (_, p) in enumerate(self.parameters) if p.grad is not None]
         limits = self._outgrown[1][[n for n, _ in present]]
-        return reaches(sampled_rms([gradient for _, gradient in present]), limits - doubt)
+        found = reaches(sampled_rms([gradient for _, gradient in present]), limits - doubt)
+        return frozenset(n for (n, _), far in zip(present, found.tolist(), strict=True) if far)
 
     def settle(self, context: RecordingContext | FollowingContext) -> None:
         """Take over the grids after the step just done."""
