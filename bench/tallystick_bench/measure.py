@@ -21,6 +21,7 @@ from tallystick.roles.plain_loop import PlainLoop, Times
 
 # The memory of a plain loop is measured without session, trainer and auditor.
 if TYPE_CHECKING:
+    from tallystick.execution.session.session import Session
     from tallystick.run.documents import StepRecord
 
 Say = Callable[[str], None]
@@ -132,8 +133,6 @@ def overhead(
     Raises:
         Mismatch: the audited step is not the recorded one.
     """
-    from tallystick.commit.state import summarise
-    from tallystick.execution.snapshot import state_entries
     from tallystick.roles.replay import Replay
     from tallystick.roles.trainer import open_session
 
@@ -163,21 +162,27 @@ def overhead(
         sizes += [len(frame)] if number >= warm_up else []
     if not again:
         again.append(run.calibrate(repeats=1))
-    started = time.perf_counter()
-    summarise(state_entries(run.session)).root()
-    ended = time.perf_counter()
     return {
         "rounds": measured,
         "first_calibration": first,
         "calibration": statistics.median(again),
         "calibrations_due": sum(run.session.is_calibration_step(step) for step in range(1, run.job.steps)),
         "job_steps": run.job.steps,
-        "state_root": ended - started,
+        "state_root": _seconds_of_root(run.session),
         "copy": _seconds_to_copy([p.detach() for p in run.job.model.parameters()]),
         "log_bytes": statistics.median(sizes),
         "parameters": sum(p.numel() for p in run.job.model.parameters()),
         "threads": torch.get_num_threads(),
     }
+
+
+def _seconds_of_root(session: Session) -> float:
+    from tallystick.commit.state import summarise
+    from tallystick.execution.snapshot import state_entries
+
+    started = time.perf_counter()
+    summarise(state_entries(session)).root()
+    return time.perf_counter() - started
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> None:

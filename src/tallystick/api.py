@@ -48,7 +48,7 @@ def record(
         steps: number of optimizer steps; None for the job's own.
         seed: of the portable random streams.
         checkpoint_every: steps between two committed states.
-        recalibrate_every: steps between two measurements of the noise; None for the policy's own.
+        recalibrate_every: steps between two measurements of the noise; None for the policy's own, which is the most.
         optimizer_arithmetic: ``portable`` or ``general``; ``auto`` takes the first where the optimizer has it.
         device: ``cpu`` or ``cuda``.
         resume: go on with an interrupted run of the same order.

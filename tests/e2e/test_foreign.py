@@ -20,7 +20,11 @@ RUNS = sorted(path.parent for path in FOREIGN.glob("*/*/specification.json"))
 
 def test_runs_of_more_than_one_processor_are_here() -> None:
     processors = {run.parent for run in RUNS}
-    for policy, least in (("fp64", 6), ("fp32", 6), ("bf16", 3)):  # those of bf16 are of before a change of its convolutions
+    for policy, least in (
+        ("fp64", 6),
+        ("fp32", 6),
+        ("bf16", 3),
+    ):  # those of bf16 are of before a change of its convolutions
         assert sum(run.name == policy for run in RUNS) >= least
     for place in processors:
         facts = json.loads((place / "processor.json").read_text())

@@ -78,7 +78,7 @@ RecalibrateEvery = Annotated[
     option(
         "--recalibrate-every",
         "N",
-        "Steps between two measurements of the noise; by default the policy's own.",
+        "Steps between two measurements of the noise, at most the policy's own, the default.",
         least=1,
     ),
 ]

@@ -173,9 +173,8 @@ class Acceptance:
             self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
         else:
             if own is not None and is_trainers and not session.chooses_grids(session.step):
-                measured = as_held(
-                    session.policy, with_larger(session.policy, measured, own.measured), own.measured
-                )
+                wider = with_larger(session.policy, measured, own.measured)
+                measured = as_held(session.policy, wider, own.measured)
             elif earlier is None or not is_trainers:
                 # Where an audit begins, the grids of gradients that were exactly zero are the trainer's word.
                 zero = {place for place, n in measured.noise.items() if n.rms == n.largest == 0.0}

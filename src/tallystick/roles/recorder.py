@@ -56,7 +56,7 @@ class Recorder(Loop[RunStatement]):
         steps: number of optimizer steps that will follow.
         seed: of the portable random streams.
         checkpoint_every: steps between two committed states.
-        recalibrate_every: steps between two measurements of the noise; None for the policy's own.
+        recalibrate_every: steps between two measurements of the noise; None for the policy's own, which is the most.
         optimizer_arithmetic: ``portable`` or ``general``; ``auto`` takes the first where the optimizer has it.
         chosen: numbers that a calibration chose for the policy (``CalibrationChoice.parameters`` without
             ``recalibrate_every``).

@@ -628,7 +628,17 @@ def test_a_gradient_is_newly_heard_where_its_trainers_last_measurement_did_not_h
         assert context._headers.newly_heard(GRADIENT, now) == (now is heard)
 
 
-def changed(policy: Policy, before: int, now: int, own: int, *, calibrated: bool, first: bool) -> list[str]:
+def changed(
+    policy: Policy,
+    before: int,
+    now: int,
+    own: int,
+    *,
+    calibrated: bool,
+    first: bool,
+    chooses: bool = True,
+    outgrown: frozenset[int] = frozenset(),
+) -> list[str]:
     """What is noted of a gradient whose band went from one to another; the auditor's ``own`` noise asks for a third."""
     start, table = (
         table_of(policy, site_grid(policy, Kind.GRADIENT, band, np.array([1]))) for band in (before, now)
@@ -640,8 +650,10 @@ def changed(policy: Policy, before: int, now: int, own: int, *, calibrated: bool
     grid = site_grid(policy, Kind.GRADIENT, min(own, policy.gradient_band[1]), np.array([1]))
     yardstick = Yardstick(policy, Calibration({GRADIENT: noise}, GridTable({GRADIENT: grid})))
     context = FollowingContext(
-        policy, start, frame, GridTable() if calibrated else start, is_first=first, yardstick=yardstick
-    )
+        policy, start, frame, GridTable() if calibrated else start, is_first=first, yardstick=yardstick,
+        chooses=chooses,
+    )  # fmt: skip
+    context.hear(outgrown)
     context.finish()
     return [excess.own for _, excess in context.excesses]
 
@@ -656,6 +668,28 @@ def test_what_was_noise_is_heard_again_at_a_calibration_by_the_lower_limit(
     for before, now, is_over in ((NOISE_BAND, -5, noted), (NOISE_BAND, -6, False), (-9, -5, False)):
         found = changed(policy, before, now, -9, calibrated=True, first=first)
         assert (what in found) == is_over, (before, now)
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize(
+    ("chooses", "outgrown", "noted"),
+    [(True, (), False), (False, (), True), (False, (1,), True), (False, (0,), False)],
+)
+def test_what_was_noise_is_heard_where_grids_are_chosen_or_where_it_has_outgrown_that(
+    policy: Policy, chooses: bool, outgrown: tuple[int, ...], noted: bool
+) -> None:
+    """A measurement in a lucky step made one of two margins heard for good: a backdoor of 100 %, no other dishonesty."""
+    found = changed(
+        policy,
+        NOISE_BAND,
+        -9,
+        -9,
+        calibrated=True,
+        first=False,
+        chooses=chooses,
+        outgrown=frozenset(outgrown),
+    )
+    assert ("nothing but noise, as before" in found) == noted
 
 
 @pytest.mark.parametrize(("before", "noted"), [(-9, True), (NOISE_BAND, False)])

@@ -38,7 +38,7 @@ from tallystick.execution.noise.gradients import (
 )
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.reference import in_float64
-from tallystick.execution.noise.yardstick import Yardstick, octaves_allowed
+from tallystick.execution.noise.yardstick import Yardstick, as_held, octaves_allowed
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     OUTGROWN,
@@ -52,7 +52,7 @@ from tallystick.execution.step import backward_of
 from tallystick.numerics.budget import TAIL, most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Frame, Kind, SiteAddress, decode_frame, encode_frame
-from tallystick.numerics.policy import BF16, FP32, FP64, LEAF, POLICIES, Policy
+from tallystick.numerics.policy import BF16, FP32, FP64, LEAF, POLICIES, Policy, find_policy
 from tallystick.numerics.rounded_sites import NO_KEY
 from tallystick.numerics.rounding import round_recorded
 from tallystick.roles.trainer import Order, record
@@ -152,6 +152,39 @@ def test_a_gradient_that_was_noise_is_heard_where_it_is_clearly_more_and_one_tha
             found = grid_for(policy, Kind.GRADIENT, noise_of(2.0 ** (band - policy.safety)), previous)
             assert found is not None
             assert is_noise_only(found) == (band > highest), (previous, band)
+
+
+@pytest.mark.parametrize(("policy", "safety"), [("fp32", 8), ("fp64", 10)])
+def test_whether_a_gradient_is_heard_does_not_hang_on_the_safety_that_the_trainer_chose(
+    policy: str, safety: int
+) -> None:
+    """Of six values one made a margin silent: a backdoor of 90 % beside 0 %."""
+    usual, chosen = POLICIES[policy], find_policy(policy, chosen={"safety": safety})
+    widest = usual.gradient_band[1]
+    for band in range(-9, 2):
+        noise = noise_of(2.0 ** (band - usual.safety))
+        own, other = (grid_for(each, Kind.GRADIENT, noise) for each in (usual, chosen))
+        assert own is not None
+        assert other is not None
+        assert is_noise_only(own) == is_noise_only(other) == (band > widest)
+        if band <= widest:
+            assert other.band == min(band + safety - usual.safety, widest)
+
+
+@pytest.mark.parametrize("known", [0.0, 1.0])
+def test_what_the_auditor_hears_stays_that_where_grids_are_not_chosen(known: float) -> None:
+    """Its noise is that of the last choice then, but of what had no value but zero."""
+    silent, heard = gradient_grid(NOISE_BAND), gradient_grid(-9)
+    for old, new in ((silent, heard), (heard, silent), (heard, heard)):
+        before = replace(noise_of(0.25), rms=known, largest=known * 0.25)
+        one, two = (
+            Calibration({WEIGHT: noise}, GridTable({WEIGHT: grid}))
+            for noise, grid in ((before, old), (noise_of(0.5), new))
+        )
+        found = as_held(FP32, two, one)
+        kept = bool(known) and old is not new
+        assert found.table.sites[WEIGHT] == (old if kept else new)
+        assert found.noise[WEIGHT] is (before if kept else two.noise[WEIGHT])
 
 
 def test_silence_is_all_of_a_gradient_only_where_everybody_hears_it() -> None:

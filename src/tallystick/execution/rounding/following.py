@@ -457,9 +457,7 @@ class FollowingContext:
     def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> bool:
         budget = entry_budget(grid, entries.n)
         if len(entries) > budget:
-            self.violations.append(
-                Violation(name, -1, f"{len(entries)} entries exceed the budget of {budget}")
-            )
+            self.violations += [Violation(name, -1, f"{len(entries)} entries exceed the budget of {budget}")]
             return False
         return True
 
@@ -469,9 +467,7 @@ class FollowingContext:
     def finish(self) -> None:
         """Close the step: sites that the log names and the step does not have are violations."""
         for address in sorted(self._unread):
-            self.violations.append(
-                Violation(str(address), -1, "the log has a site that the step does not have")
-            )
+            self.violations += [Violation(str(address), -1, "the log has a site that the step does not have")]
         for place, grid in self.table.sites.items():
             seen, name = place in self._seen, self.site_name(place)
             if place[0] == Kind.GRADIENT:

@@ -140,8 +140,6 @@ class HeaderChecks:
         if grid.scales.size != before.scales.size:
             return False
         own = held_grid(self.policy, kind, before, grid, has_outgrown=True)  # see ``check_heard``
-        if is_noise_only(own) != is_noise_only(grid):
-            return False
         return own.floor == grid.floor if kind == Kind.GRADIENT else own.band == grid.band
 
     def _grid_of_unknown(self, place: Site, grid: SiteGrid) -> SiteGrid:
