@@ -51,7 +51,7 @@ class MemoryRun:
 
         started = time.perf_counter()
         backward = backward_of(self.session, self.job)
-        measured = calibrate(self.session, backward, repeats=repeats, seed=self.seed).table
+        measured = calibrate(self.session, backward, repeats=repeats, seed=self.seed)
         self.session.table = self.session.grids_for(self.session.table, measured)
         return time.perf_counter() - started
 

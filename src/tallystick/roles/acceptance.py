@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +26,7 @@ from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick, as_held, with_larger
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import Site, scale_exponent
+from tallystick.execution.rounding.headers import DOUBT
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
@@ -38,7 +39,6 @@ REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
 
 
-DOUBT = 1  # octaves by which the gradient for which a trainer measured the noise anew may be smaller here
 SINGLE = 4.0  # times what decisions may bend a step's whole gradient that they may bend one tensor's
 
 
@@ -146,10 +146,12 @@ class Acceptance:
         """
         overdue = session.step - self._measured >= POLICIES[session.policy.name].recalibrate_every
         is_trainers, continues = session.is_calibrated(decode_frame(frame)), self._yardstick is not None
+        context, weighing = session.following_context(frame), self._weighing
         if self._yardstick is None or overdue or is_trainers:
             self._measured = session.step
-            self._measure(session, backward, is_trainers=is_trainers)
-        context, weighing = session.following_context(frame, self._yardstick), self._weighing
+            self._measure(session, backward, is_trainers=is_trainers, changes=context.changes_hearing)
+        if self._yardstick is not None:
+            context.hold_against(self._yardstick)
         if overdue and continues and not is_trainers:
             context.hold_overdue()
         if weighing is not None and not is_linear(session.optimizer):
@@ -160,7 +162,14 @@ class Acceptance:
             context.own = lambda *noted: self._note_own(session, context, *noted)
         return context
 
-    def _measure(self, session: Session, backward: Backward, *, is_trainers: bool) -> None:
+    def _measure(
+        self,
+        session: Session,
+        backward: Backward,
+        *,
+        is_trainers: bool,
+        changes: Callable[[Site], bool] = lambda place: True,
+    ) -> None:
         own, self._latest = self._yardstick, session.step
         repeats = REPEATS + (1 if own is None else 0)
         # What the trainer declared before is its word; it counts only where an audit begins in the middle.
@@ -174,7 +183,7 @@ class Acceptance:
         else:
             if own is not None and is_trainers and not session.chooses_grids(session.step):
                 wider = with_larger(session.policy, measured, own.measured)
-                measured = as_held(session.policy, wider, own.measured)
+                measured = as_held(session.policy, wider, own.measured, changes)
             elif earlier is None or not is_trainers:
                 # Where an audit begins, the grids of gradients that were exactly zero are the trainer's word.
                 zero = {place for place, n in measured.noise.items() if n.rms == n.largest == 0.0}
@@ -197,7 +206,7 @@ class Acceptance:
             assert self._yardstick is not None
             self._unasked += is_chosen(session, context)
             if context.is_calibrated and not session.chooses_grids(session.step):
-                context.hear(session.outgrown(DOUBT) | session.outgrown(DOUBT, session.table))
+                context.outgrown = session.outgrown(DOUBT) | session.outgrown(DOUBT, session.table)
             known = self._yardstick
             gradients = {
                 (int(Kind.GRADIENT), n): p.grad

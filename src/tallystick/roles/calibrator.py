@@ -126,7 +126,7 @@ def _train(session: Session, job: Job, seed: int) -> None:
     """Do one step as a recording would."""
     before = session.table
     if session.is_calibration_step(session.step):
-        measured = calibrate(session, backward_of(session, job), repeats=1, seed=seed).table
+        measured = calibrate(session, backward_of(session, job), repeats=1, seed=seed)
         session.table = session.grids_for(before, measured)
     context = session.recording_context(before)
     run_step(session, job, context)

@@ -127,7 +127,7 @@ class Recorder(Loop[RunStatement]):
         if session.is_calibration_step(number):
             clock = time.perf_counter()
             repeats = repetitions_at(number)
-            measured = calibrate(session, self._probe(batch), repeats=repeats, seed=self._seed).table
+            measured = calibrate(session, self._probe(batch), repeats=repeats, seed=self._seed)
             session.table = session.grids_for(before, measured)
             self.phases.add("calibrate", clock)
         if number == 0:
@@ -157,7 +157,7 @@ class Recorder(Loop[RunStatement]):
             clock = time.perf_counter()
             with self.session.interlude():
                 repeats = repetitions_at(self.session.step)
-                measured = calibrate(self.session, self._probe(batch), repeats=repeats, seed=self._seed).table
+                measured = calibrate(self.session, self._probe(batch), repeats=repeats, seed=self._seed)
             context.regrid(self.session.grids_for(self.session.table, measured, outgrown))
             self.phases.add("calibrate", clock)
 

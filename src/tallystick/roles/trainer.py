@@ -304,7 +304,7 @@ class _Recording:
     def _calibrate(self, backward: Backward, outgrown: frozenset[int] = frozenset()) -> None:
         started = time.perf_counter()
         session, repeats = self.session, repetitions_at(self.session.step)
-        measured = calibrate(session, backward, repeats=repeats, seed=self.order.seed).table
+        measured = calibrate(session, backward, repeats=repeats, seed=self.order.seed)
         session.table = session.grids_for(session.table, measured, outgrown)
         for (kind, ordinal), grid in session.table.sites.items():
             if kind == Kind.GRADIENT and is_hardly_heard(grid):

@@ -34,6 +34,7 @@ from tallystick.execution.rounding.grids import (
     scale_exponents,
     settled_scales,
     site_grid,
+    still_heard,
     unseen_grid,
 )
 from tallystick.execution.snapshot import load_state, state_entries
@@ -419,7 +420,8 @@ def test_a_noise_floor_stays_where_it_was_measured_in_the_step_beside_grids_that
     context.settle_noise()
     context.finish()
     moved = int(context.table.sites[first].scales[0]) - 1
-    assert abs(moved) >= abs(grows) - 1
+    assert abs(moved) >= (abs(grows) - 1 if chooses or grows > 0 else 0)
+    assert chooses or moved >= 0, "until grids are chosen again no scale falls"
     assert int(context.table.sites[second].scales[0]) == -20 + (moved if chooses else 0)
 
 
@@ -653,7 +655,7 @@ def changed(
         policy, start, frame, GridTable() if calibrated else start, is_first=first, yardstick=yardstick,
         chooses=chooses,
     )  # fmt: skip
-    context.hear(outgrown)
+    context.outgrown = outgrown
     context.finish()
     return [excess.own for _, excess in context.excesses]
 
@@ -675,21 +677,37 @@ def test_what_was_noise_is_heard_again_at_a_calibration_by_the_lower_limit(
     ("chooses", "outgrown", "noted"),
     [(True, (), False), (False, (), True), (False, (1,), True), (False, (0,), False)],
 )
-def test_what_was_noise_is_heard_where_grids_are_chosen_or_where_it_has_outgrown_that(
-    policy: Policy, chooses: bool, outgrown: tuple[int, ...], noted: bool
+@pytest.mark.parametrize(
+    ("before", "now", "own"), [(NOISE_BAND, -9, "nothing but noise"), (-9, NOISE_BAND, "more than noise")]
+)
+def test_what_is_noise_changes_where_grids_are_chosen_or_where_a_gradient_has_outgrown_that(
+    policy: Policy, before: int, now: int, own: str, chooses: bool, outgrown: tuple[int, ...], noted: bool
 ) -> None:
     """A measurement in a lucky step made one of two margins heard for good: a backdoor of 100 %, no other dishonesty."""
-    found = changed(
-        policy,
-        NOISE_BAND,
-        -9,
-        -9,
-        calibrated=True,
-        first=False,
-        chooses=chooses,
-        outgrown=frozenset(outgrown),
-    )
-    assert ("nothing but noise, as before" in found) == noted
+    given: Any = {"first": False, "chooses": chooses, "outgrown": frozenset(outgrown)}
+    loud = policy.gradient_band[
+        1
+    ]  # by the auditor's own noise over the scale that was: an octave less is enough
+    for noise, is_free in ((loud - 2, False), (loud, before != NOISE_BAND)):
+        found = changed(policy, before, now, noise, calibrated=True, **given)
+        assert (f"{own}, as before" in found) == (noted and not is_free), noise
+    assert (f"{own}, as before" in changed(policy, before, now, -9, calibrated=True, **given)) == noted
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+def test_a_gradient_that_stays_heard_has_the_band_of_its_noise_over_the_scale_that_it_had(
+    policy: Policy,
+) -> None:
+    """Over a small batch's own scale it was noise, and silent from there; too loud for the scale it had, it is that."""
+    before, widest = site_grid(policy, Kind.GRADIENT, -9, np.array([3])), policy.gradient_band[1]
+    for noise, band in ((-20, -9), (-9, -9), (-8, -8), (widest, widest), (widest + 1, None)):
+        found = still_heard(policy, before, 2.0 ** (3 + noise - policy.safety))
+        assert (None if found is None else found.band) == band, noise
+        if found is not None:
+            assert found.scales.tolist() == [3]
+            assert forms_noted(policy, found, before, calibrated=True, chooses=False) == 0
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([3]))
+    assert still_heard(policy, silent, 1.0) is None
 
 
 @pytest.mark.parametrize(("before", "noted"), [(-9, True), (NOISE_BAND, False)])
@@ -757,7 +775,7 @@ def test_where_grids_are_not_chosen_a_floor_rises_as_far_as_its_new_band_asks_fo
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([21]))
     heard = as_heard(policy, site_grid(policy, Kind.GRADIENT, lowest, before.scales))
     for first, second, noted in (
-        (before, silent, 1),
+        (before, silent, 0),
         (silent, heard, 0),
         (silent, before, 1),
         (silent, silent, 0),
@@ -765,7 +783,7 @@ def test_where_grids_are_not_chosen_a_floor_rises_as_far_as_its_new_band_asks_fo
         assert forms_noted(policy, second, first, calibrated=True, chooses=False) == noted
         assert held_grid(policy, Kind.GRADIENT, first, second) == first, "heard or silent, it stays that"
         grown = held_grid(policy, Kind.GRADIENT, first, second, has_outgrown=True)
-        assert grown == (heard if first is silent and second is not silent else first)
+        assert grown == (heard if second is before else second)
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])

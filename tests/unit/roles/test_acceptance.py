@@ -31,6 +31,10 @@ def session(
 ) -> Any:
     """As much of a session as is asked for: one parameter of four elements; in ``overdue`` go steps held so."""
     held: list[int] = [] if overdue is None else overdue
+    context = SimpleNamespace(
+        yardstick=None, hold_overdue=lambda: held.append(step), changes_hearing=lambda place: False
+    )
+    context.hold_against = lambda yardstick: setattr(context, "yardstick", yardstick)
     return SimpleNamespace(
         policy=POLICIES["fp32"],
         step=step,
@@ -40,9 +44,7 @@ def session(
         is_calibrated=lambda frame: False,
         chooses_grids=lambda step: True,
         is_calibration_step=lambda step: False,
-        following_context=lambda frame, yardstick: SimpleNamespace(
-            yardstick=yardstick, hold_overdue=lambda: held.append(step)
-        ),
+        following_context=lambda frame: context,
     )
 
 

@@ -7,7 +7,7 @@ bands are plausible, and how many roundings and decisions an honest log takes fr
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +35,7 @@ from tallystick.execution.rounding.grids import (
     row_scales_of,
     scale_exponent,
     site_grid,
+    still_heard,
     whole_scale,
 )
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -434,20 +435,23 @@ def with_larger(policy: Policy, measured: Calibration, before: Calibration) -> C
     return replace(measured, noise=noise, table=GridTable(sites))
 
 
-def as_held(policy: Policy, measured: Calibration, before: Calibration) -> Calibration:
+def as_held(
+    policy: Policy, measured: Calibration, before: Calibration, changes: Callable[[Site], bool]
+) -> Calibration:
     """Return ``measured`` with the gradients that stay heard or silent, as ``before``, where grids are not chosen anew.
 
-    One that had no value but zero then has outgrown that by any.
+    Those that the log ``changes`` are what they are now, and so is one that had no value but zero: it has outgrown that by any.
     """
-    noise, sites = {**measured.noise}, {**measured.table.sites}
+    sites = {**measured.table.sites}
     for at, grid in measured.table.sites.items():
         site, old = (Kind(at[0]), at[1]), before.table.sites.get(at)
         known = before.noise.get(site)
         if site[0] != Kind.GRADIENT or old is None or known is None or known.rms == known.largest == 0.0:
             continue
-        if keeps_hearing(policy, old, grid):
-            sites[site], noise[site] = old, known
-    return replace(measured, noise=noise, table=GridTable(sites))
+        if keeps_hearing(policy, old, grid) and not changes(site):
+            now = measured.noise.get(site)
+            sites[site] = (still_heard(policy, old, now.largest) if now is not None else None) or old
+    return replace(measured, table=GridTable(sites))
 
 
 def _only_widens(policy: Policy, site: tuple[Kind, int], measured: Calibration, before: Calibration) -> bool:

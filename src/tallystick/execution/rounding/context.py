@@ -185,6 +185,8 @@ class RecordingContext:
                 None if self.is_first else self._before.sites.get(place),
             )
             scales = self._scales(kind, grid, before, rms) if rms.any() else grid.scales
+            if self.is_calibrated and not self.chooses and kind == Kind.GRADIENT and not grid.residue_bits:
+                base = before  # until grids are chosen again no scale falls: a band follows the noise over it
             kept = kept_scales(base, before, self.policy, grid.scales.size)
             scales = scales if kept is None else np.maximum(scales, kept)
             if (scales != grid.scales).any():

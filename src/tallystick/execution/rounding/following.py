@@ -66,7 +66,7 @@ class FollowingContext:
     the parameter, its gradient as rounded, the elements moved and how far. ``own`` is told of each gradient as rounded where the
     follower's own rounding would have given other values, which, and whether the gradient is hardly more than its noise.
     ``is_first`` is whether no step lies before this one: grids of a first state are the trainer's word. ``chooses`` is whether
-    grids may be chosen anew where the noise was measured.
+    grids may be chosen anew where the noise was measured; ``outgrown`` as ``HeaderChecks`` has it.
     """
 
     policy: Policy
@@ -84,6 +84,7 @@ class FollowingContext:
     own: Callable[[int, Tensor, Tensor, Tensor, bool, bool], None] | None = None
     is_first: bool = False
     chooses: bool = True
+    outgrown: frozenset[int] = frozenset()
     _micro_batch: int = 0
     _ordinal: int = -1
 
@@ -91,8 +92,7 @@ class FollowingContext:
         self._seen: set[Site] = set()
         self._unread = {address for address, _ in self.frame.sites}
         self._headers = HeaderChecks(
-            self.policy, self.base, self.table, self.violations, self.excesses,
-            is_first=self.is_first, chooses=self.chooses,
+            self.policy, self.base, self.table, self.violations, self.excesses, is_first=self.is_first, chooses=self.chooses
         )  # fmt: skip
         update = self._payload(SiteAddress(self.rank, 0, Kind.GRID, 0))
         if update is not None:
@@ -123,12 +123,13 @@ class FollowingContext:
             if limit is not None:
                 self.excesses.append((place, Excess(self.site_name(place), limit, stated)))
 
-    def hear(self, outgrown: frozenset[int]) -> None:
-        """Let the log hear the gradients of these parameters again where it measures and chooses no grids."""
-        self._headers.outgrown = outgrown
+    def changes_hearing(self, place: Site) -> bool:
+        """Whether the log makes noise of a gradient that was more than that in the step before, or hears what was noise."""
+        now = self.table.sites.get(place)
+        return now is not None and self._headers.was_noise(place) != is_noise_only(now)
 
     def hold_overdue(self) -> None:
-        """Hold all gradients that are called more than noise against the yardstick: it is of this step, the trainer's older."""
+        """Hold all gradients called more than noise against the yardstick: it is of this step, the trainer's older."""
         self._headers.is_overdue = True
 
     def newly_heard(self, place: Site) -> bool:
@@ -410,9 +411,8 @@ class FollowingContext:
         out = torch.empty_like(x)
         found = follow_nearest(x, nearest_grid(rule, grid), entries, out=out, name=name)
         if found.violations:
-            text = (
-                f"{found.violations} of {len(entries)} entries lie twice the band or farther from a boundary"
-            )
+            words = "entries lie twice the band or farther from a boundary"
+            text = f"{found.violations} of {len(entries)} {words}"
             self.violations.append(Violation(name, found.violation, text))
         budget = activation_budget(found)
         if len(entries) > budget and _distinct(x, entries, rule, grid) > budget:
@@ -466,6 +466,7 @@ class FollowingContext:
 
     def finish(self) -> None:
         """Close the step: sites that the log names and the step does not have are violations."""
+        self._headers.outgrown = self.outgrown
         for address in sorted(self._unread):
             self.violations += [Violation(str(address), -1, "the log has a site that the step does not have")]
         for place, grid in self.table.sites.items():

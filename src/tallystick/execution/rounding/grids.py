@@ -18,7 +18,7 @@ from tallystick.errors import InvalidInput
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import NearestGrid
-from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy
+from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, hearing_safety
 from tallystick.numerics.tensor_measures import block_rms, sample_stride, sampled_rms
 
 ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
@@ -332,28 +332,60 @@ def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> Site
 
 
 def held_grids(
-    policy: Policy, before: GridTable, measured: GridTable, outgrown: frozenset[int] = frozenset()
+    policy: Policy,
+    before: GridTable,
+    measured: GridTable,
+    outgrown: frozenset[int] = frozenset(),
+    base: GridTable | None = None,
+    largest: Mapping[int, float] | None = None,
 ) -> GridTable:
     """Return the grids of a step whose noise was just measured, where none are to be chosen, from those ``before`` it.
 
     What is rounded stays on its quanta, coarser where new noise asks for it. Only bands follow the noise. A gradient stays
-    what it was, heard or nothing but noise, but if it is one of those that have ``outgrown`` that.
+    what it was, heard or nothing but noise, but if it is one of those that have ``outgrown`` that, or if its noise, of that
+    ``largest`` deviation, is too loud for its scale; noise by the floor of ``base``, which was measured: the one before may have
+    risen with the largest gradient.
     """
-    grids = {
-        at: held_grid(policy, Kind(at[0]), before.sites.get(at), grid, has_outgrown=at[1] in outgrown)
-        for at, grid in measured.sites.items()
-    }
+    grids: dict[tuple[int, int], SiteGrid] = {}
+    for at, grid in measured.sites.items():
+        old = before.sites.get(at)
+        grids[at] = held_grid(policy, Kind(at[0]), old, grid, has_outgrown=at[1] in outgrown)
+        first = None if base is None else base.sites.get(at)
+        if (
+            grids[at] is old
+            and old is not None
+            and at[0] == Kind.GRADIENT
+            and keeps_hearing(policy, old, grid)
+        ):
+            if is_noise_only(old):
+                grids[at] = first if first is not None and is_noise_only(first) else old
+            else:
+                grids[at] = still_heard(policy, old, (largest or {}).get(at[1], 0.0)) or grid
     return GridTable(grids)
 
 
-def keeps_hearing(policy: Policy, before: SiteGrid, grid: SiteGrid, *, has_outgrown: bool = False) -> bool:
+def still_heard(policy: Policy, before: SiteGrid, largest: float, doubt: int = 0) -> SiteGrid | None:
+    """Return the grid of a gradient that stays heard, its noise having that ``largest`` deviation; None where it is too loud.
+
+    Where grids are not chosen it keeps its scales, and the band follows its noise over these: a batch whose gradient happens to
+    be small has no more of it. ``doubt`` is by how many octaves another machine's may be larger.
+    """
+    if is_noise_only(before) or not before.scales.size:
+        return None
+    noise = scale_exponent(largest) + doubt + hearing_safety(policy) if largest > 0.0 else UNSEEN
+    band = max(before.band, noise - int(before.scales.max()))
+    if band > policy.gradient_band[1]:
+        return None
+    wider = replace(before, band=band)
+    return replace(wider, floor=held_floor(before, wider))
+
+
+def keeps_hearing(policy: Policy, before: SiteGrid, grid: SiteGrid) -> bool:
     """Whether a gradient stays heard or silent, as its grid ``before``, though ``grid`` was measured where none are chosen.
 
     Not with residues, which hear noise as well.
     """
-    if policy.residue_bits or is_noise_only(before) == is_noise_only(grid):
-        return False
-    return is_noise_only(grid) or not has_outgrown
+    return not policy.residue_bits and is_noise_only(before) != is_noise_only(grid)
 
 
 def held_grid(
@@ -361,14 +393,15 @@ def held_grid(
 ) -> SiteGrid:
     """Return one site's: ``grid`` is the one measured.
 
-    That is taken of a decision, of a gradient that is still noise only, and where there was none. Any other site's quantum
+    That is taken of a decision, of a gradient that is noise only, but for one that has not outgrown being heard, and where there
+    was none. Any other site's quantum
     follows its band, and only becomes coarser; an activation that is passed through stays so.
     """
     if before is None or kind == Kind.DECISION or before.scales.size != grid.scales.size:
         return grid
     if kind != Kind.GRADIENT:
         return before if grid.band <= before.band else grid.with_scales(before.scales)
-    if keeps_hearing(policy, before, grid, has_outgrown=has_outgrown):
+    if keeps_hearing(policy, before, grid) and not has_outgrown:
         return before
     if is_noise_only(grid):
         return grid

@@ -32,6 +32,7 @@ from tallystick.execution.rounding.grids import (
     has_dips,
     held_grid,
     is_noise_only,
+    keeps_hearing,
     kept_scales,
     loudest_band,
     lowest_floor,
@@ -44,6 +45,7 @@ from tallystick.execution.rounding.grids import (
     scale_limits,
     settled_scales,
     site_grid,
+    still_heard,
     unseen_grid,
     whole_scale,
 )
@@ -54,6 +56,7 @@ from tallystick.numerics.log import (
 from tallystick.numerics.policy import Policy
 from tallystick.numerics.tensor_measures import block_rms
 
+DOUBT = 1  # octaves by which a gradient for which a trainer measured anew, or its noise, may be smaller for the follower
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
 NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here, or smaller, than where it was recorded
 EXACT_SCALE_SLACK = (
@@ -76,8 +79,8 @@ class HeaderChecks:
         energy: the sum of the squared values of the site checked last.
         is_kept: whether its scale is too wide for its values, as one of zeros may be.
         is_overdue: whether the trainer measured the noise longer ago than its policy does, and the follower now.
-        outgrown: parameters whose gradients are larger in this step than the noise that they were; where grids are not chosen,
-            what was noise is heard of these alone.
+        outgrown: parameters whose gradients have outgrown what they were in this step; where grids are not chosen, these alone
+            may become noise, or be heard.
         heard: the gradients checked so far that are declared to be more than noise: their largest scale, and their elements.
     """
 
@@ -164,11 +167,13 @@ class HeaderChecks:
 
     def check_heard(self, place: Site, grid: SiteGrid, largest: int | None, name: str, *, seen: bool) -> None:
         """Note a grid of a gradient that was noise only which its noise does not ask for; ``seen`` if the step has it."""
+        if self._stays(place, grid):
+            words = "more than noise", "nothing but noise"
+            own, stated = words if is_noise_only(grid) else words[::-1]
+            self.excesses.append((place, Excess(name, f"{own}, as before", stated)))
         if not self.was_noise(place) or is_noise_only(grid):
             return
         if self.is_calibrated:
-            if not self.chooses and not self.policy.residue_bits and place[1] not in self.outgrown:
-                self.excesses.append((place, Excess(name, "nothing but noise, as before", "more than noise")))
             if self.yardstick is not None and not self.policy.autocast:
                 self._note(Kind(place[0]), place[1], name, *self.yardstick.excess_return(place, grid))
             return
@@ -186,6 +191,26 @@ class HeaderChecks:
             stated = f"band 2**{grid.band}, floor 2**{grid.floor}"
             own = f"a band of 2**{widest} at most" if seen else "noise only, of no values"
             self.excesses.append((place, Excess(name, own, stated)))
+
+    def _stays(self, place: Site, grid: SiteGrid) -> bool:
+        """Whether the log changes what is noise where no grids are chosen, of a gradient that has not outgrown what it was.
+
+        One that was heard may become noise, too, if that is too loud for its scale, for the follower within an octave.
+        """
+        before = self._grid_before(place)
+        if self.chooses or not self.is_calibrated or place[1] in self.outgrown or before is None:
+            return False
+        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
+        loudest = 0.0 if noise is None or is_noise_only(before) else noise.largest
+        if loudest > 0.0 and still_heard(self.policy, before, loudest, DOUBT) is None:
+            return False
+        return keeps_hearing(self.policy, before, grid)
+
+    def _base_of(self, place: Site) -> SiteGrid | None:
+        """Return the grid below whose scales a site's do not fall: of a gradient until grids are chosen again."""
+        if not self.is_calibrated or self.chooses or place[0] != Kind.GRADIENT or self.policy.residue_bits:
+            return self.base.sites.get(place)
+        return self._grid_before(place)
 
     def newly_heard(self, place: Site, grid: SiteGrid) -> bool:
         """Whether a gradient is declared to be more than noise by a measurement of this step, or by none, or one too long ago.
@@ -292,7 +317,7 @@ class HeaderChecks:
         own = np.maximum(scale_exponents(rms), whole_scale(rms) if exact else lowest_scale(rms))
         allowed = own + (EXACT_SCALE_SLACK if exact and self.base.sites else SCALE_SLACK)
         place = (int(kind), ordinal)
-        base, before = self.base.sites.get(place), self._grid_before(place)
+        base, before = self._base_of(place), self._grid_before(place)
         kept = kept_scales(base, before, self.policy, grid.scales.size)
         allowed = allowed if kept is None else np.maximum(allowed, kept)
         if self.is_mostly_noise(place, rms, x.numel()) or self._noise_floor(place) is not None:
@@ -369,7 +394,7 @@ class HeaderChecks:
         if exact and kind == Kind.GRADIENT:
             narrowest, widest = self._row_limits(place, rms, unsure, numel)
         else:
-            kept = kept_scales(self.base.sites.get(place), before, self.policy, rms.size)
+            kept = kept_scales(self._base_of(place), before, self.policy, rms.size)
             narrowest, widest = scale_limits(before, rms, UNSURE * unsure, kept, exact)
             if exact and self._is_chosen(place) and noise is not None and noise.scales.size == rms.size:
                 widest = np.maximum(widest, noise.scales)

@@ -19,6 +19,7 @@ from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.determinism import repeatable
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
+from tallystick.execution.noise.measured import Calibration
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.context import RecordingContext, RoundingContext, outgrown_from, reaches
 from tallystick.execution.rounding.following import FollowingContext
@@ -233,15 +234,17 @@ class Session:
         return chooses_grids(self.policy, step)
 
     def grids_for(
-        self, before: GridTable, measured: GridTable, outgrown: frozenset[int] = frozenset()
+        self, before: GridTable, measured: Calibration, outgrown: frozenset[int] = frozenset()
     ) -> GridTable:
         """Return the grids of the next step, whose noise was just ``measured``, from those ``before`` it.
 
-        Of gradients that were nothing but noise only the ``outgrown`` are heard where grids are not chosen.
+        Only gradients that have ``outgrown`` what they were, heard or nothing but noise, change that where grids are not chosen,
+        and those whose noise is too loud for their scales.
         """
         if self.chooses_grids(self.step):
-            return measured
-        return held_grids(self.policy, before, measured, outgrown)
+            return measured.table
+        largest = {at[1]: noise.largest for at, noise in measured.noise.items() if at[0] == Kind.GRADIENT}
+        return held_grids(self.policy, before, measured.table, outgrown, self.base, largest)
 
     def has_outgrown(self, doubt: int = 0) -> bool:
         """Whether some trained parameter's gradient is now far larger than when its noise was last measured."""
