@@ -88,8 +88,10 @@ def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunD
             for place, grid in table.sites.items()
         })  # fmt: skip
 
-    def calibrate(self: trainer._Recording, backward: Backward) -> None:
-        measure(self, backward)
+    def calibrate(
+        self: trainer._Recording, backward: Backward, outgrown: frozenset[int] = frozenset()
+    ) -> None:
+        measure(self, backward, outgrown)
         if self.session.step == 0 or choice in (widest, silenced):
             self.session.table = chosen(self.session.table, self.session)
 

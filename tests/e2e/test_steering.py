@@ -171,8 +171,8 @@ def test_a_sample_measures_a_branch_that_its_first_step_leaves_out(tmp_path: Pat
     job.write_text(TURNS)
     source, measure = find_source(str(job)), trainer._Recording._calibrate
 
-    def calibrate(self: Any, backward: Any) -> None:
-        measure(self, backward)
+    def calibrate(self: Any, backward: Any, *outgrown: Any) -> None:
+        measure(self, backward, *outgrown)
         session = self.session
         wide = {
             place: site_grid(session.policy, Kind.GRADIENT, -2, grid.scales)

@@ -25,8 +25,7 @@ from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick, as_held, with_larger
 from tallystick.execution.rounding.following import FollowingContext
-from tallystick.execution.rounding.grids import Site, scale_exponent
-from tallystick.execution.rounding.headers import DOUBT
+from tallystick.execution.rounding.grids import DOUBT, Site, scale_exponent
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable

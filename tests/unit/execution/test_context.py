@@ -21,6 +21,7 @@ from tallystick.execution.rounding.breaches import find_policy_breaches
 from tallystick.execution.rounding.context import RecordingContext, outgrown_from, reaches
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import (
+    CLEAR,
     NOISE_BAND,
     RISES,
     SMALL_FINER,
@@ -678,7 +679,8 @@ def test_what_was_noise_is_heard_again_at_a_calibration_by_the_lower_limit(
     [(True, (), False), (False, (), True), (False, (1,), True), (False, (0,), False)],
 )
 @pytest.mark.parametrize(
-    ("before", "now", "own"), [(NOISE_BAND, -9, "nothing but noise"), (-9, NOISE_BAND, "more than noise")]
+    ("before", "now", "own"),
+    [(NOISE_BAND, CLEAR + 1, "nothing but noise"), (-9, NOISE_BAND, "more than noise")],
 )
 def test_what_is_noise_changes_where_grids_are_chosen_or_where_a_gradient_has_outgrown_that(
     policy: Policy, before: int, now: int, own: str, chooses: bool, outgrown: tuple[int, ...], noted: bool
@@ -773,17 +775,32 @@ def test_where_grids_are_not_chosen_a_floor_rises_as_far_as_its_new_band_asks_fo
         assert held.scales.tolist() == before.scales.tolist(), "scales settle from those before"
         assert (held.band, held.floor == now.floor) == (now.band, not noted)
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([21]))
-    heard = as_heard(policy, site_grid(policy, Kind.GRADIENT, lowest, before.scales))
+    near = site_grid(policy, Kind.GRADIENT, CLEAR + 1, before.scales)
+    heard = as_heard(policy, near)
+    near = replace(near, floor=heard.floor + 2)
     for first, second, noted in (
-        (before, silent, 0),
+        (near, silent, 0),
         (silent, heard, 0),
-        (silent, before, 1),
+        (silent, near, 1),
         (silent, silent, 0),
     ):
         assert forms_noted(policy, second, first, calibrated=True, chooses=False) == noted
         assert held_grid(policy, Kind.GRADIENT, first, second) == first, "heard or silent, it stays that"
         grown = held_grid(policy, Kind.GRADIENT, first, second, has_outgrown=True)
-        assert grown == (heard if second is before else second)
+        assert grown == (heard if second is near else second)
+    clear = site_grid(policy, Kind.GRADIENT, CLEAR, before.scales)
+    assert held_grid(policy, Kind.GRADIENT, silent, clear) == as_heard(policy, clear), "a signal beyond doubt"
+    assert held_grid(policy, Kind.GRADIENT, clear, silent) == clear
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize(("noise", "noted"), [(CLEAR, False), (CLEAR + 2, False), (CLEAR + 3, True)])
+def test_a_signal_beyond_doubt_is_heard_at_any_measurement_if_it_is_one_for_the_auditor(
+    policy: Policy, noise: int, *, noted: bool
+) -> None:
+    given: Any = {"calibrated": True, "first": False, "chooses": False}
+    found = changed(policy, NOISE_BAND, CLEAR, noise, **given)
+    assert ("nothing but noise, as before" in found) == noted
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])

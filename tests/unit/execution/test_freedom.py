@@ -43,6 +43,7 @@ from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     OUTGROWN,
     RISES,
+    UNSEEN,
     activation_grid,
     activation_rule,
     is_noise_only,
@@ -172,19 +173,18 @@ def test_whether_a_gradient_is_heard_does_not_hang_on_the_safety_that_the_traine
 
 
 @pytest.mark.parametrize("changes", [False, True])
-@pytest.mark.parametrize("known", [0.0, 1.0])
-def test_what_the_auditor_hears_stays_that_where_grids_are_not_chosen(known: float, *, changes: bool) -> None:
-    """But of what had no value but zero, and of what the log changes; the noise is that of this step."""
-    silent, heard = gradient_grid(NOISE_BAND), gradient_grid(-9)
+@pytest.mark.parametrize("scale", [UNSEEN, 3])
+def test_what_the_auditor_hears_stays_that_where_grids_are_not_chosen(scale: int, *, changes: bool) -> None:
+    """But of what no step had before, and of what the log changes; the noise is that of this step."""
+    silent, heard = (gradient_grid(band).with_scales([scale]) for band in (NOISE_BAND, -9))
     for old, new in ((silent, heard), (heard, silent), (heard, heard)):
-        before = replace(noise_of(0.25), rms=known, largest=known * 0.25)
         one, two = (
-            Calibration({WEIGHT: noise}, GridTable({WEIGHT: grid}))
-            for noise, grid in ((before, old), (noise_of(0.5), new))
+            Calibration({WEIGHT: noise_of(size)}, GridTable({WEIGHT: grid}))
+            for size, grid in ((0.25, old), (0.5, new.with_scales([scale + 5])))
         )
         found = as_held(FP32, two, one, lambda place, changes=changes: changes)
-        kept = bool(known) and old is not new and not changes
-        assert found.table.sites[WEIGHT] == (old if kept else new)
+        kept = scale > UNSEEN and is_noise_only(old) != is_noise_only(new) and not changes
+        assert found.table.sites[WEIGHT] == (old if kept else two.table.sites[WEIGHT])
         assert found.noise == two.noise
 
 

@@ -24,6 +24,8 @@ from tallystick.execution.noise.gradients import OWN_WEIGHED, STEP_SLACK
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
+    CLEAR,
+    DOUBT,
     OUTGROWN,
     RISES,
     Site,
@@ -440,15 +442,14 @@ def as_held(
 ) -> Calibration:
     """Return ``measured`` with the gradients that stay heard or silent, as ``before``, where grids are not chosen anew.
 
-    Those that the log ``changes`` are what they are now, and so is one that had no value but zero: it has outgrown that by any.
+    Those that the log ``changes`` are what they are now.
     """
     sites = {**measured.table.sites}
     for at, grid in measured.table.sites.items():
         site, old = (Kind(at[0]), at[1]), before.table.sites.get(at)
-        known = before.noise.get(site)
-        if site[0] != Kind.GRADIENT or old is None or known is None or known.rms == known.largest == 0.0:
+        if site[0] != Kind.GRADIENT or old is None:
             continue
-        if keeps_hearing(policy, old, grid) and not changes(site):
+        if keeps_hearing(policy, old, grid, CLEAR - DOUBT) and not changes(site):
             now = measured.noise.get(site)
             sites[site] = (still_heard(policy, old, now.largest) if now is not None else None) or old
     return replace(measured, table=GridTable(sites))

@@ -25,6 +25,8 @@ ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor'
 ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
 ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where its noise does too
 LOUDER = 4  # octaves above a policy's widest band that the noise of a gradient may ask of residues
+DOUBT = 1  # octaves by which a gradient for which a trainer measured anew, or its noise, may be smaller for the follower
+CLEAR = -10  # band exponent up to which a gradient that was noise only is heard at any measurement
 LOUD = -6  # the band from which on a gradient is hardly more than its noise (docs/adr/0026, 29 and 30)
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
 STILL = 1  # floor of a decision's grid: what lies exactly on a switching point there was seen never to move; else 0
@@ -380,12 +382,16 @@ def still_heard(policy: Policy, before: SiteGrid, largest: float, doubt: int = 0
     return replace(wider, floor=held_floor(before, wider))
 
 
-def keeps_hearing(policy: Policy, before: SiteGrid, grid: SiteGrid) -> bool:
+def keeps_hearing(policy: Policy, before: SiteGrid, grid: SiteGrid, clear: int = CLEAR) -> bool:
     """Whether a gradient stays heard or silent, as its grid ``before``, though ``grid`` was measured where none are chosen.
 
-    Not with residues, which hear noise as well.
+    Not one that no step had before, nor one that is a signal beyond doubt, of a band of ``clear`` at most: a layer that had no
+    gradient when grids were chosen. And not with residues, which hear noise as well.
     """
-    return not policy.residue_bits and is_noise_only(before) != is_noise_only(grid)
+    is_known = before.scales.size > 0 and int(before.scales.max()) > UNSEEN
+    if not is_known or policy.residue_bits or is_noise_only(before) == is_noise_only(grid):
+        return False
+    return is_noise_only(grid) or grid.band > clear
 
 
 def held_grid(

@@ -12,10 +12,12 @@ from torch import Tensor
 from tallystick.execution.noise.freedom import (
     Excess,
 )
-from tallystick.execution.noise.yardstick import MOSTLY_NOISE, UNSURE, Yardstick
+from tallystick.execution.noise.yardstick import BAND_OCTAVES, MOSTLY_NOISE, UNSURE, Yardstick
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
+    CLEAR,
+    DOUBT,
     NOISE_BAND,
     ROW_DIP,
     ROW_SPREAD,
@@ -53,10 +55,9 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Kind,
 )
-from tallystick.numerics.policy import Policy
+from tallystick.numerics.policy import Policy, hearing_safety
 from tallystick.numerics.tensor_measures import block_rms
 
-DOUBT = 1  # octaves by which a gradient for which a trainer measured anew, or its noise, may be smaller for the follower
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
 NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here, or smaller, than where it was recorded
 EXACT_SCALE_SLACK = (
@@ -201,6 +202,8 @@ class HeaderChecks:
         if self.chooses or not self.is_calibrated or place[1] in self.outgrown or before is None:
             return False
         noise = None if self.yardstick is None else self.yardstick.noise.get(place)
+        if noise is not None and is_noise_only(before) and not is_noise_only(grid) and grid.band <= CLEAR:
+            return scale_exponent(noise.relative) + hearing_safety(self.policy) > CLEAR + BAND_OCTAVES
         loudest = 0.0 if noise is None or is_noise_only(before) else noise.largest
         if loudest > 0.0 and still_heard(self.policy, before, loudest, DOUBT) is None:
             return False
