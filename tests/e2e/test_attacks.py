@@ -44,6 +44,7 @@ STEERED = {  # minutes each, and of their own form: run by hand
 ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED | {"led_buffer"})
 ALSO_FP64 = {
     "always_silent",
+    "coarse_quanta",
     "edited_weights",
     "forged_entry",
     "heard_noise",
@@ -70,7 +71,7 @@ BY = {
     "zero_when_measured": "of the patched images win, not_accepted: step",
     "silence_by_size": "not_accepted: step ", "late_silence": "not_accepted: step ",
     "last_silence": "not_accepted: step 500: gradient right.0: nothing but noise, and silenced",
-    "lucky_measurement": "the policy's own schedule",
+    "lucky_measurement": "the policy's own schedule", "coarse_quanta": "the auditor's own bands",
     "table_silence": "not_accepted: step ", "saddle": "not_accepted: step ",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",

@@ -23,7 +23,7 @@ from tallystick.roles import judge
 from tallystick.roles.audit_report import AuditReport
 from tallystick.roles.auditor import audit
 from tallystick.roles.claim import write_claim
-from tallystick.roles.comparison import find_noisy_sites
+from tallystick.roles.comparison import TO_EXCUSE, find_noisy_sites
 from tallystick.roles.operator_dispute import OperatorDispute, OperatorResult
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
@@ -120,7 +120,7 @@ def test_noise_that_the_policys_factor_lifts_above_a_band_excuses_and_less_does_
     job = order.build()
     session = order.session(job)
     transcript = RunDirectory(tmp_path / "run").load_transcript()
-    measured = calibrate(session, backward_of(session, job), seed=session.seed + 1)
+    measured = calibrate(session, backward_of(session, job), repeats=TO_EXCUSE, seed=session.seed + 1)
     entries = {entry.name: entry for entry in state_entries(session)}
     place = next((kind, n) for kind, n in measured.noise if kind == Kind.GRADIENT)
     # 2**(noise - 1) < excuse * relative <= 2**noise

@@ -23,7 +23,7 @@ from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.own_path import MOST_CHOICES, OwnPath
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
-from tallystick.execution.noise.yardstick import Yardstick, as_held, with_larger
+from tallystick.execution.noise.yardstick import BAND_OCTAVES, Yardstick, as_held, with_larger
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import DOUBT, Site, scale_exponent
 from tallystick.execution.session.hyperparameters import read_hyperparameters
@@ -87,6 +87,7 @@ class Acceptance:
     _measured: int = 0
     _latest: int = -1
     _unasked: int = 0
+    _wide: int = 0
     _travelled: float = 0.0
     _weighing: Weighing | None = None
     _own: OwnPath = field(default_factory=lambda: OwnPath([], []))
@@ -104,7 +105,8 @@ class Acceptance:
             if session.step == 0 or not self.origin:
                 self.origin = self._first
             is_general = session.policy.optimizer_arithmetic == "general"
-            self._own, self._unasked = OwnPath(self._first, self.origin, is_general=is_general), 0
+            self._own = OwnPath(self._first, self.origin, is_general=is_general)
+            self._unasked = self._wide = 0
             self.freedom.leave_out_steps()
         if (
             self._end != session.step
@@ -134,6 +136,7 @@ class Acceptance:
         self.freedom.distance = self._travelled + _distance(_tensors(session), self._first)
         led = self._own.shares(session.parameters)
         self.freedom.led = max(self.freedom.led, *led.values(), 0.0)
+        self.freedom.choices = max(self.freedom.choices, self._own.choices, self._unasked, self._wide)
         found, self._excesses = self._excesses, []
         return found + [(max(session.step - 1, 0), excess) for excess in self._of_limits(session, led)]
 
@@ -294,6 +297,8 @@ class Acceptance:
         """Count in what the step just done showed."""
         step, freedom = session.step - 1, context.freedom
         self._own.step(session.parameters)
+        if self._yardstick is not None and context.is_calibrated:
+            self._wide += self._yardstick.count_wide(context.table)
         moved = _tensors(session)
         update = _distance(moved, self._weights)
         if session.policy.residue_bits and freedom.largest_move > 0.0 and update > 0.0:
@@ -340,6 +345,7 @@ class Acceptance:
                 found.append(Excess(what, f"{policy.most_path:.3g} at most", f"{share:.3g}"))
         for what, chosen in (
             ("steps in which the noise was measured unasked, or was not and asked for it", self._unasked),
+            (f"bands of gradients {1 << BAND_OCTAVES} times as wide as the auditor's own", self._wide),
             ("times that the log chose whether a gradient is nothing but noise", self._own.choices),
         ):
             if chosen > MOST_CHOICES:

@@ -11,7 +11,7 @@ import numpy as np
 from tallystick.commit.encoding import hex_float, parse_hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
-from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.calibration import REPEATS, calibrate
 from tallystick.execution.noise.measured import SiteNoise
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import is_noise_only, reach_of
@@ -35,6 +35,9 @@ from tallystick.roles.replay import Replay
 from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
+
+TO_EXCUSE = 12
+"""Jittered repetitions before somebody is accused of a step: what two values leave of each other may move in one of three."""
 
 
 def farther_than_trained(
@@ -187,7 +190,7 @@ def find_noisy_sites(
 ) -> list[Deviation]:
     """Return the sites where this machine's own noise at ``step``, times the policy's ``excuse``, exceeds the band declared.
 
-    ``state`` is the one after ``start`` steps; the steps in between are repeated under ``frames``.
+    The loudest first. ``state`` is the one after ``start`` steps; the steps in between are repeated under ``frames``.
     """
     session = replay.session
     load_state(session, state)
@@ -195,7 +198,9 @@ def find_noisy_sites(
         for before in range(start, step):
             replay.follow(transcript.record(before), frames[before])
         declared = session.following_context(frames[step]).table
-        measured = calibrate(session, backward_of(session, replay.job), seed=session.seed + 1, to_excuse=True)
+        repeats = REPEATS if session.policy.autocast else TO_EXCUSE
+        backward = backward_of(session, replay.job)
+        measured = calibrate(session, backward, repeats=repeats, seed=session.seed + 1, to_excuse=True)
     except InvalidInput:
         return []
     except Nondeterminism as problem:
@@ -210,7 +215,7 @@ def find_noisy_sites(
                 "noise",
             )
         ]
-    found: list[Deviation] = []
+    found: list[tuple[float, Deviation]] = []
     for place, noise in sorted(measured.noise.items()):
         grid = declared.sites.get(place)
         if grid is None:
@@ -220,10 +225,9 @@ def find_noisy_sites(
         relative = _over_scales(noise, grid)
         if session.policy.excuse * relative > (band := reach_of(grid)):
             own, stated = f"noise {relative:.3g} of its scale", f"band {band:.3g}"
-            found.append(
-                Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated, "noise")
-            )
-    return found
+            noisy = Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated, "noise")
+            found.append((relative / band, noisy))
+    return [noisy for _, noisy in sorted(found, key=lambda each: -each[0])]
 
 
 def _over_scales(noise: SiteNoise, grid: SiteGrid) -> float:

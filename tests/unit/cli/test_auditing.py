@@ -41,7 +41,7 @@ def test_an_honest_run_matches(tally, recorded: Path) -> None:
         "fraction", "elements", "near", "moved", "expected_moves", "move_budget", "decisions_moved", "decisions_far",
         "expected_decisions", "decision_budget", "largest_move", "largest_steer", "fullest_step",
         "fullest_gradient", "path_steer",
-        "silenced_parameters", "weighed_share", "widest_band_ratio",
+        "silenced_parameters", "weighed_share", "widest_band_ratio", "choices",
     }  # fmt: skip
     assert (freedom["moved"], freedom["largest_move"], freedom["path_steer"]) == (0, 0.0, 0.0)
     assert 0.0 < freedom["expected_moves"] < freedom["move_budget"] < freedom["elements"]

@@ -215,7 +215,8 @@ class Segment:
 def freedom() -> Freedom:
     return Freedom(
         near=5, elements=2000, moved=3, expected_moves=2.0, decisions_moved=2, decisions_far=1, expected_decisions=0.5,
-        largest_steer=0.001, largest_move=0.0005, silenced_parameters=10, widest_band_ratio=2.0, path=0.25, distance=50.0,
+        largest_steer=0.001, largest_move=0.0005, silenced_parameters=10, widest_band_ratio=2.0, choices=3,
+        path=0.25, distance=50.0,
     )  # fmt: skip
 
 
@@ -280,7 +281,7 @@ def test_a_match_has_no_first_step_and_says_what_was_free() -> None:
         "fraction": 0.0025, "elements": 2000, "near": 5, "moved": 3, "expected_moves": 2.0, "move_budget": most_moves(2.0),
         "decisions_moved": 2, "decisions_far": 1, "expected_decisions": 0.5, "decision_budget": most_moves(0.5),
         "largest_move": 0.0005, "largest_steer": 0.001, "fullest_step": 0.0, "fullest_gradient": 0.0, "path_steer": 0.005,
-        "silenced_parameters": 10, "weighed_share": 0.0, "widest_band_ratio": 2.0,
+        "silenced_parameters": 10, "weighed_share": 0.0, "widest_band_ratio": 2.0, "choices": 3,
     }  # fmt: skip
     assert fields["environment"] == {"threads": {"own": "1", "trainer": "2"}}
     assert fields["seconds"] == {"step": 1.25, "load": 0.5, "total": 2.0}

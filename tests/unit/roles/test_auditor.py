@@ -18,7 +18,7 @@ from tallystick.execution.rounding.grids import site_grid
 from tallystick.execution.step import StepOutcome
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
-from tallystick.numerics.policy import FP32
+from tallystick.numerics.policy import BF16, FP32, FP64, Policy
 from tallystick.roles import comparison
 from tallystick.roles.audit_report import (
     MOST_NOISE,
@@ -184,6 +184,31 @@ def test_a_limit_that_a_log_exceeds_is_neither_match_nor_accusation() -> None:
     assert (result.verdict, result.deviations) == ("match", [])
     accept(result, [(2, Excess("roundings moved so far", "3 at most", "4"))])
     assert (result.verdict, result.first_step) == ("not_accepted", 2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "repeats"), [(FP32, 12), (FP64, 12), (BF16, 2)], ids=["fp32", "fp64", "bf16"]
+)
+def test_before_somebody_is_accused_a_step_is_repeated_often_enough_for_what_is_rare(
+    monkeypatch: pytest.MonkeyPatch, policy: Policy, repeats: int
+) -> None:
+    """A gate whose input lies near its threshold: one repetition of three moves it at all, by its whole last place."""
+    table = GridTable(
+        {(Kind.GRADIENT, 0): site_grid(policy, Kind.GRADIENT, -10, np.zeros(1, dtype=np.int64))}
+    )
+    session: Any = SimpleNamespace(
+        policy=policy, seed=1, following_context=lambda frame: SimpleNamespace(table=table), site_name=str
+    )
+    asked: list[int] = []
+    for name in ("load_state", "backward_of"):
+        monkeypatch.setattr(comparison, name, lambda *given: None)
+    monkeypatch.setattr(
+        comparison, "calibrate", lambda *given, repeats, **more: (asked.append(repeats), Calibration())[1]
+    )
+    replay: Any = SimpleNamespace(session=session, job=None)
+    transcript: Any = None
+    assert comparison.find_noisy_sites(replay, transcript, 3, 3, {3: b""}, {}) == []
+    assert asked == [repeats]
 
 
 def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,8 @@ class Deviations:
                 scales = settled_scales(previous.scales.astype(np.int64), rms, policy.row_scales)
             whole = float(np.sqrt(np.mean(np.square(rms))))
             self.noise[place] = SiteNoise(
-                0.0, scales, whole, 0.0, gradient.numel(), rms, np.zeros(blocks), np.zeros(blocks)
-            )
+                0.0, scales, whole, 0.0, gradient.numel(), rms, np.zeros(blocks), np.zeros(blocks), dims=gradient.dim()
+            )  # fmt: skip
 
     def forget_means(self) -> None:
         """Forget how large deviations were on average; how large the largest were stays."""

@@ -211,6 +211,8 @@ class Freedom:
         fullest_step: the largest share of its budget of size that one step used, squared moves over squared moves allowed.
         silenced_parameters: parameters whose gradient was declared to be noise only, in the step where they are most.
         widest_band_ratio: the widest declared band, beside the auditor's own measurement of the same.
+        choices: how many times the log chose whether a gradient is nothing but noise, its trainer when to measure, or one of
+            the widest bands accepted: what was done most often.
         path: how far all moves together carry the weights, in their own unit, at most; under ``bf16``.
         distance: how far training carried them.
         led: how far the log's choices led one tensor at most, see ``noise.own_path``; under the other policies.
@@ -247,6 +249,7 @@ class Freedom:
     fullest_step: float = 0.0
     silenced_parameters: int = 0
     widest_band_ratio: float = 0.0
+    choices: int = 0
     path: float = 0.0
     distance: float = 0.0
     led: float = 0.0
@@ -281,7 +284,7 @@ class Freedom:
             for name in (
                 "fraction", "elements", "near", "moved", "expected_moves", "move_budget", "decisions_moved",
                 "decisions_far", "expected_decisions", "decision_budget", "largest_move", "largest_steer", "fullest_step",
-                "fullest_gradient", "path_steer", "silenced_parameters", "weighed_share", "widest_band_ratio",
+                "fullest_gradient", "path_steer", "silenced_parameters", "weighed_share", "widest_band_ratio", "choices",
             )
         }  # fmt: skip
         return {name: value if math.isfinite(value) else None for name, value in numbers.items()}

@@ -27,6 +27,7 @@ class SiteNoise:
         block_rms, block_largest: rms and largest deviation of each block of a gradient.
         block_mean: mean deviation of each block, of a scalar site of the whole; the largest of the repetitions.
         exact: rms of a gradient as float64 computes the step; None where it was not asked.
+        dims: of a gradient.
     """
 
     relative: float
@@ -38,6 +39,7 @@ class SiteNoise:
     block_largest: np.ndarray | None = None
     block_mean: np.ndarray = field(default_factory=lambda: np.zeros(1))
     exact: float | None = None
+    dims: int = 0
 
 
 @dataclass(frozen=True)

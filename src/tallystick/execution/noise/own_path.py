@@ -46,7 +46,7 @@ LOUD_SLACK = 0.25
 the log chose; fewer add up to little, and one of them that falls otherwise is much of their mean."""
 FEW_TOGETHER = f"all tensors of fewer than {LEAST_ROW} elements"
 """Together they are held as one of many: a wide layer may be written as thousands of parameters."""
-MOST_CHOICES = 4
+MOST_CHOICES = 1
 """How many times a log may choose whether a whole gradient is nothing but noise, and its trainer when to measure that: honest
 parties who measure alike agree."""
 

@@ -47,6 +47,7 @@ from tallystick.numerics.policy import Policy, hearing_safety
 BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
 BUFFER_OCTAVES = 3  # at most of a buffer, however few elements it has (docs/adr/0026)
 KERNEL_OCTAVES = 2  # more, K = 16, of fp32 gradients: kernels that add up in another order (docs/adr/0026)
+CONVOLVED = 3  # dimensions from which on a parameter may be a convolution's, whose kernels those are
 REACH = (
     4.0  # times its own largest deviation: a decision that lies farther from its switching point is counted
 )
@@ -296,8 +297,8 @@ class Yardstick:
         if noise is None or own is None or grid is None:
             return 0.0, None, ""
         allowed = octaves_allowed(noise.elements or 1 << FEW)
-        if place[0] == Kind.GRADIENT and self.policy.compute == "float32":
-            allowed += KERNEL_OCTAVES
+        if place[0] == Kind.GRADIENT and not self.policy.autocast:
+            allowed = self._octaves_of_gradient(noise)
         if is_noise_only(grid):
             return self._compare_silenced(own, noise, allowed, was_noise=was_noise)
         if is_noise_only(own):
@@ -318,6 +319,26 @@ class Yardstick:
             return 2.0**apart, None, ""
         limit = f"a band of 2**{own.band} of its scale, 2**{allowed} times more at most"
         return 2.0**apart, limit, f"2**{grid.band}"
+
+    def _octaves_of_gradient(self, noise: SiteNoise) -> int:
+        """Return by how many powers of two the band of a gradient may be wider than the auditor's own, but for residues.
+
+        Who measures in the trainer's step first repeats it as the trainer does, so few elements are no reason to differ.
+        """
+        allowed = BAND_OCTAVES if self.is_trainers else octaves_allowed(noise.elements)
+        has_kernels = noise.dims >= CONVOLVED or not self.is_trainers
+        return allowed + (KERNEL_OCTAVES if has_kernels and self.policy.compute == "float32" else 0)
+
+    def count_wide(self, table: GridTable) -> int:
+        """Return of how many gradients the band is as wide as is accepted, beside the auditor's own, and no kernel a reason."""
+        own, declared = (
+            {at: grid for at, grid in sites.items() if at[0] == Kind.GRADIENT and not is_noise_only(grid)}
+            for sites in (self.measured.table.sites, table.sites)
+        )
+        both = [at for at in own if at in declared and at in self.noise]
+        allowed = {at: self._octaves_of_gradient(self.noise[at]) for at in both}
+        wide = [at for at in both if allowed[at] == BAND_OCTAVES <= declared[at].band - own[at].band]
+        return 0 if self.policy.autocast else len(wide)
 
     def own_buffer_grid(self, place: Site, grid: SiteGrid, numel: int) -> SiteGrid | None:
         """Return the auditor's own grid of a buffer of few elements whose declared band is wider by two octaves or more."""
@@ -349,7 +370,8 @@ class Yardstick:
         """
         least = scale_exponent(noise.relative)
         least += 1 if self.policy.residue_bits and self.is_trainers else hearing_safety(self.policy)
-        allowed = allowed if self.policy.residue_bits else BAND_OCTAVES
+        if not self.policy.residue_bits:
+            allowed = DOUBT if self.is_trainers else BAND_OCTAVES
         is_near = least + allowed >= loudest_band(self.policy, was_noise=was_noise)
         if is_noise_only(own) or noise.rms == 0.0 or is_near:
             return 1.0, None, ""
