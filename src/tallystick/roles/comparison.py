@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -37,7 +38,10 @@ from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
 
 TO_EXCUSE = 12
-"""Jittered repetitions before somebody is accused of a step: what two values leave of each other may move in one of three."""
+"""Jittered repetitions before somebody is accused of a gradient: what two values leave of each other may move in one of three.
+
+Not of a loss, whose band is hardly wider than the last places of its sum.
+"""
 
 
 def farther_than_trained(
@@ -198,9 +202,13 @@ def find_noisy_sites(
         for before in range(start, step):
             replay.follow(transcript.record(before), frames[before])
         declared = session.following_context(frames[step]).table
-        repeats = REPEATS if session.policy.autocast else TO_EXCUSE
-        backward = backward_of(session, replay.job)
-        measured = calibrate(session, backward, repeats=repeats, seed=session.seed + 1, to_excuse=True)
+        measure = partial(
+            calibrate, session, backward_of(session, replay.job), seed=session.seed + 1, to_excuse=True
+        )
+        noises = measure(repeats=REPEATS).noise
+        if not session.policy.autocast:
+            often = measure(repeats=TO_EXCUSE).noise
+            noises |= {place: noise for place, noise in often.items() if place[0] == Kind.GRADIENT}
     except InvalidInput:
         return []
     except Nondeterminism as problem:
@@ -216,7 +224,7 @@ def find_noisy_sites(
             )
         ]
     found: list[tuple[float, Deviation]] = []
-    for place, noise in sorted(measured.noise.items()):
+    for place, noise in sorted(noises.items()):
         grid = declared.sites.get(place)
         if grid is None:
             grid = SiteGrid(0, session.policy.decision_band[0], 0) if place[0] == Kind.DECISION else None
