@@ -172,7 +172,7 @@ def test_chosen_numbers_are_followed_bit_for_bit_on_jittered_arithmetic(
 def test_a_network_as_deep_as_resnet50_is_followed_from_its_noisy_first_step_on(tmp_path: Path) -> None:
     """Fifty layers of batch norm over eight images: bands of 2**-7 of a gradient's scale, and wide decisions."""
     source, run = find_source("resnet50"), RunDirectory(tmp_path / "run")
-    settings = {"batch": "8", "width": "4"}
+    settings = {"batch": "8", "width": "8"}
     record(Order(source, settings, find_policy("fp32"), checkpoint_every=3, steps=6), run)
     grids = GridTable.decode(bytes(run.load_checkpoint(0)["document/grids"].data)).sites
     gradients = [grid for (kind, _), grid in grids.items() if kind == Kind.GRADIENT]

@@ -1,4 +1,4 @@
-"""How many roundings an honest log takes from its follower, at most (docs/adr/0026): pure arithmetic.
+"""How many roundings an honest log takes from its follower, at most, and how coarse they may be (docs/adr/0026): pure arithmetic.
 
 A boundary lies between two values ``d`` apart with probability ``d`` over the quantum, so a log moves about the sum of
 those over all elements, one independent of the other where grids are dithered.
@@ -7,9 +7,12 @@ those over all elements, one independent of the other where grids are dithered.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
+
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.policy import SPARSEST, Policy
 
 SLACK = 4.0
 """How many times the follower's own mean deviation the two machines may differ by: measured 1 to 2.2 (docs/adr/0026)."""
@@ -19,6 +22,44 @@ TAIL = 1e-9
 
 STEP_TAIL = 1e-6
 """The same for a single step: of budgets of single steps there are many, and each move more in one is a larger steer."""
+
+STEER_MOVES = 9
+"""Octaves that a move's square lies below 2^``gradient_steer`` of all squares, sizes taken by their scales: some moves of it, and
+scales up to two octaves wide."""
+
+FEW_ELEMENTS, FEW_FINER = 256, 2
+"""Below how many elements a gradient's quantum is finer, and by how many octaves: its entries cost next to nothing, and a single
+one that is turned is much of it."""
+
+
+def coarsest_quantum(policy: Policy, gradients: Iterable[tuple[int, np.ndarray]]) -> int | None:
+    """Return the exponent of the coarsest quantum that ``gradient_steer`` leaves a step; None if the policy has none.
+
+    It follows from sizes alone, in whole numbers: whoever chooses quanta chooses the rate of what is smaller, where an optimizer
+    divides by the root of squares.
+
+    Args:
+        policy: whose aim it is.
+        gradients: how many elements each has, and the scale exponents of its blocks, int[blocks].
+    """
+    sizes = [(elements // scales.size, int(scale)) for elements, scales in gradients for scale in scales]
+    if policy.gradient_steer is None or not sizes:
+        return None
+    least = min(scale for _, scale in sizes)
+    squares = sum(elements << 2 * (scale - least) for elements, scale in sizes)
+    return (squares.bit_length() - 1 + 2 * least + policy.gradient_steer - STEER_MOVES) // 2
+
+
+def chosen_floor(policy: Policy, grid: SiteGrid, coarsest: int | None, elements: int) -> int:
+    """Return the floor of a gradient of so many elements that is logged by entries, where grids are chosen.
+
+    It follows from its band and scales alone, and from the ``coarsest_quantum`` of the step if there is one.
+    """
+    floor, sparsest = policy.finest_floor(grid.band), grid.band + SPARSEST
+    if coarsest is not None:
+        finer = FEW_FINER if elements < FEW_ELEMENTS else 0
+        floor = min(floor, coarsest - int(grid.scales.max())) - finer
+    return max(floor, sparsest)
 
 
 def most_moves(expected: float, slack: float = SLACK, *, cluster: int = 1, tail: float = TAIL) -> int:

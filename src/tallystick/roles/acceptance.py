@@ -24,6 +24,7 @@ from tallystick.execution.noise.own_path import MOST_CHOICES, OwnPath
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import BAND_OCTAVES, Yardstick, as_held, with_larger
+from tallystick.execution.rounding.breaches import find_other_floors
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import DOUBT, Site, scale_exponent
 from tallystick.execution.session.hyperparameters import read_hyperparameters
@@ -154,6 +155,10 @@ class Acceptance:
             self._measure(session, backward, is_trainers=is_trainers, changes=context.changes_hearing)
         if self._yardstick is not None:
             context.hold_against(self._yardstick)
+            if is_trainers and self._measured == session.step and session.chooses_grids(session.step):
+                context.excesses += find_other_floors(
+                    session.policy, context.table, self._yardstick, session.site_name
+                )
         if overdue and continues and not is_trainers:
             context.hold_overdue()
         if weighing is not None and not is_linear(session.optimizer):

@@ -37,6 +37,7 @@ from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
 
+LOSS = "loss"  # the name of its site
 TO_EXCUSE = 12
 """Jittered repetitions before somebody is accused of a gradient: what two values leave of each other may move in one of three.
 
@@ -249,8 +250,8 @@ def _over_scales(noise: SiteNoise, grid: SiteGrid) -> float:
 def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
     """Whether noise above the declared bands at the sites ``noisy`` can be the cause of ``deviation``.
 
-    A flipped branch and an activation reach everything; a gradient reaches its own parameter; nothing reaches the data
-    or the schedule.
+    A flipped branch and an activation reach everything; a gradient or a buffer reaches its own tensor, and so the state's
+    fingerprint; a loss reaches nothing but itself; nothing reaches the data or the schedule.
     """
     names = [site.subject for site in noisy]
     if not names or deviation.is_evidence or deviation.about in ("data", "schedule"):
@@ -258,7 +259,7 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
     if (
         EVERYTHING in names
         or any(name.startswith(("decision", "activation")) for name in names)
-        or deviation.about == "fingerprint"
+        or (deviation.about == "fingerprint" and set(names) != {LOSS})
     ):
         return True
     return any(_is_about(name.split(" ", 1)[-1], deviation.subject) for name in names)

@@ -39,6 +39,7 @@ from tallystick.execution.noise.gradients import (
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.reference import in_float64
 from tallystick.execution.noise.yardstick import Yardstick, as_held, octaves_allowed
+from tallystick.execution.rounding.breaches import find_other_floors
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     OUTGROWN,
@@ -50,7 +51,7 @@ from tallystick.execution.rounding.grids import (
     site_grid,
 )
 from tallystick.execution.step import backward_of
-from tallystick.numerics.budget import TAIL, most_moves
+from tallystick.numerics.budget import TAIL, chosen_floor, coarsest_quantum, most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Frame, Kind, SiteAddress, decode_frame, encode_frame
 from tallystick.numerics.policy import BF16, FP32, FP64, LEAF, POLICIES, Policy, find_policy
@@ -564,71 +565,99 @@ def test_what_a_calibration_does_not_see_the_one_before_still_says() -> None:
     assert later.expected(WEIGHT, seen, 4096) == first.expected(WEIGHT, seen, 4096) > 0.0
 
 
-def measured_sites(*sites: tuple[int, float, float]) -> Calibration:
-    """Gradients of so many elements, rms (a power of two: their scale) and mean deviation over it; bands of 2**-14."""
+def measured_sites(*sites: tuple[int, list[int]]) -> Calibration:
+    """Gradients of so many elements, with the scales of their blocks; bands of 2**-14."""
     noise = {
-        (Kind.GRADIENT, n): SiteNoise(
-            2.0**-18,
-            np.array([round(math.log2(rms))]),
-            rms,
-            rms * 2.0**-18,
-            elements,
-            block_mean=np.array([rms * mean]),
-        )
-        for n, (elements, rms, mean) in enumerate(sites)
+        (Kind.GRADIENT, n): SiteNoise(2.0**-18, np.array(scales), 1.0, 2.0**-18, elements)
+        for n, (elements, scales) in enumerate(sites)
     }
     grids = {
-        place: site_grid(FP32, Kind.GRADIENT, -14, each.scales.astype(np.int64))
-        for place, each in noise.items()
+        at: site_grid(FP32, Kind.GRADIENT, -14, each.scales.astype(np.int64)) for at, each in noise.items()
     }
     return Calibration(noise, GridTable(grids))
 
 
-def test_grids_are_made_finer_where_a_move_weighs_much_and_only_as_far_as_needed() -> None:
-    """A small loud tensor beside a large quiet one: all the steer is the small one's, and refining it is nearly free."""
-    policy = replace(FP32, gradient_steer=-21)
-    measured = measured_sites((64, 1.0, 2.0**-22), (1 << 20, 2.0**-10, 2.0**-22))
-    finer = finer_grids(policy, measured)
-    assert set(finer) == {WEIGHT}
-    before = measured.table.sites[WEIGHT]
-    assert before.band + 4 < finer[WEIGHT].floor < before.floor
-
-    def steer(grid: SiteGrid) -> float:
-        step = StepFreedom(energy=65.0)
-        for place, each in (measured.table.sites | {WEIGHT: grid}).items():
-            noise = measured.noise[place]
-            yardstick = Yardstick(policy, measured)
-            expected = yardstick.expected(place, each, noise.elements)
-            near = round(noise.elements * 2.0 ** (each.band + 1 - each.floor))
-            step.sites[place] = SiteMoves(
-                expected,
-                near=max(near, 1),
-                square=quantum_square(each),
-                by_square=yardstick.by_square(place, each, noise.elements),
-            )
-        return step.largest_steer**2
-
-    assert steer(finer[WEIGHT]) <= 2.0**-21 < steer(replace(finer[WEIGHT], floor=finer[WEIGHT].floor + 1))
+def finer_floors(measured: Calibration, policy: Policy = FP32) -> dict[int, int]:
+    return {
+        n: grid.floor for (_, n), grid in finer_grids(policy, measured.noise, measured.table.sites).items()
+    }
 
 
-def test_grids_stay_above_sixteen_bands_whatever_the_steer_and_only_where_the_policy_says_so() -> None:
-    measured = measured_sites((64, 1.0, 2.0**-22), (64, 0.5, 2.0**-22))
-    finest = finer_grids(replace(FP32, gradient_steer=-200), measured)
-    # So far that the log is three times as long: 64 elements of 2**-9 each are as dear as that two octaves finer.
-    before = measured.table.sites
-    assert 0 < sum(before[place].floor - grid.floor for place, grid in finest.items()) <= 5
-    loud = measured_sites((64, 1.0, 2.0**-22))
-    tight = replace(loud, table=GridTable({WEIGHT: replace(loud.table.sites[WEIGHT], band=-9)}))
-    assert finer_grids(replace(FP32, gradient_steer=-200), tight)[WEIGHT].floor == -5
-    assert (
-        finer_grids(
-            replace(FP32, gradient_steer=-200),
-            replace(loud, table=GridTable({WEIGHT: replace(loud.table.sites[WEIGHT], band=-8)})),
-        )
-        == {}
+def test_no_quantum_is_coarser_than_a_share_of_the_whole_gradient() -> None:
+    """A loud tensor beside a large quiet one: all the steer is the loud one's, and the whole is as large as both together."""
+    measured = measured_sites((512, [0]), (1 << 20, [-10]))
+    # 512 + 1 squares of 2**0: 2**9, of which a move may be 2**-29 at most, so its quantum 2**-10
+    assert coarsest_quantum(FP32, [(512, np.array([0])), (1 << 20, np.array([-10]))]) == -10
+    assert finer_floors(measured) == {0: -10, 1: -4}
+    assert finer_floors(measured, replace(FP32, gradient_steer=-24)) == {0: -10, 1: -4}, (
+        "sixteen bands at least"
     )
-    assert finer_grids(FP32, measured_sites((1 << 20, 1.0, 2.0**-30))) == {}
-    assert finer_grids(replace(FP32, gradient_steer=None), measured) == {}
+    assert coarsest_quantum(replace(FP32, gradient_steer=-24), [(512, np.array([0]))]) == -12
+    # rows count each by its own scale, and the largest has the coarsest quantum
+    rows = measured_sites((512, [0, -20]), (1 << 20, [-10]))
+    assert coarsest_quantum(FP32, [(512, np.array([0, -20])), (1 << 20, np.array([-10]))]) == -11
+    assert finer_floors(rows)[0] == -10
+    # units make no difference: all that counts is how large each is beside the others
+    for shift in (-300, 7, 300):
+        scaled = [(512, np.array([shift])), (1 << 20, np.array([shift - 10]))]
+        assert coarsest_quantum(FP32, scaled) == shift - 10
+
+
+@pytest.mark.parametrize(("elements", "finer"), [(256, 0), (255, 2), (1, 2)])
+def test_few_elements_have_a_finer_quantum(elements: int, finer: int) -> None:
+    assert chosen_floor(FP32, gradient_grid(-18), -9, elements) == -9 - finer
+    assert chosen_floor(FP32, gradient_grid(-18), 9, elements) == -4 - finer
+    assert chosen_floor(FP32, gradient_grid(-13), -9, elements) == -9, "sixteen bands at least"
+    assert (
+        chosen_floor(FP64, site_grid(FP64, Kind.GRADIENT, -40, np.zeros(1, dtype=np.int64)), None, elements)
+        == -21
+    )
+
+
+def test_floors_follow_from_sizes_and_bands_and_from_no_noise() -> None:
+    """Whoever chooses quanta chooses the rate of what is smaller: noise, which machines differ in, has no say but by the band."""
+    quiet, loud = measured_sites((512, [0]), (1 << 20, [-10])), measured_sites((512, [0]), (1 << 20, [-10]))
+    for noise in loud.noise.values():
+        noise.block_mean, noise.largest, noise.relative = np.full(1, 2.0**-12), 2.0**-9, 2.0**-9
+    assert finer_floors(quiet) == finer_floors(loud)
+    wide = {at: replace(grid, band=-9) for at, grid in quiet.table.sites.items()}
+    assert finer_grids(FP32, quiet.noise, wide)[WEIGHT].floor == -5, "sixteen bands above the noise"
+    widest = {at: replace(grid, band=-8) for at, grid in quiet.table.sites.items()}
+    assert finer_grids(FP32, quiet.noise, widest)[WEIGHT].floor == -4
+    assert finer_floors(quiet, replace(FP32, gradient_steer=None)) == {}
+    silent = {
+        **quiet.table.sites,
+        WEIGHT: site_grid(FP32, Kind.GRADIENT, NOISE_BAND, np.zeros(1, dtype=np.int64)),
+    }
+    assert set(finer_grids(FP32, quiet.noise, silent)) == {(Kind.GRADIENT, 1)}, (
+        "what is only noise has no part in it"
+    )
+
+
+@pytest.mark.parametrize("policy", [FP32, FP64, BF16], ids=["fp32", "fp64", "bf16"])
+@pytest.mark.parametrize("elements", [4096, 16])
+def test_a_floor_is_the_one_that_follows_where_grids_are_chosen(policy: Policy, elements: int) -> None:
+    """An octave finer, a small element of an adaptive optimizer's gradient goes half as fast again: a backdoor of 100 %."""
+    zeros = np.zeros(1, dtype=np.int64)
+    noise = SiteNoise(2.0**-40, zeros, 0.7, 2.0**-40, elements)
+    band = policy.gradient_band[0] + 2
+    grid = site_grid(policy, Kind.GRADIENT, band, zeros)
+    grid = replace(grid, residue_bits=8) if policy is BF16 else grid
+    own = finer_grids(policy, {WEIGHT: noise}, {WEIGHT: grid}).get(WEIGHT, grid)
+    yardstick = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: own})))
+
+    def others(changed: SiteGrid) -> list[Any]:
+        return find_other_floors(policy, GridTable({WEIGHT: changed}), yardstick, str)
+
+    assert others(own) == []
+    for octaves in (-3, -2, -1, 1):
+        is_few = policy is BF16 and elements < 256 and octaves == -2
+        assert bool(others(replace(own, floor=own.floor + octaves))) != is_few
+    left_out = Yardstick(policy, Calibration({}, GridTable()), yardstick)
+    finer = GridTable({WEIGHT: replace(own, floor=own.floor - 1)})
+    assert find_other_floors(policy, finer, left_out, str) == [], (
+        "a layer that this step leaves out keeps its grid"
+    )
 
 
 # -- the reference ----------------------------------------------------------------------------------------------------

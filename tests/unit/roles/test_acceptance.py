@@ -32,8 +32,9 @@ def session(
     """As much of a session as is asked for: one parameter of four elements; in ``overdue`` go steps held so."""
     held: list[int] = [] if overdue is None else overdue
     context = SimpleNamespace(
-        yardstick=None, hold_overdue=lambda: held.append(step), changes_hearing=lambda place: False
-    )
+        yardstick=None, hold_overdue=lambda: held.append(step), changes_hearing=lambda place: False,
+        table=GridTable(), excesses=[],
+    )  # fmt: skip
     context.hold_against = lambda yardstick: setattr(context, "yardstick", yardstick)
     return SimpleNamespace(
         policy=POLICIES["fp32"],
@@ -45,6 +46,7 @@ def session(
         chooses_grids=lambda step: True,
         is_calibration_step=lambda step: False,
         following_context=lambda frame: context,
+        site_name=str,
     )
 
 

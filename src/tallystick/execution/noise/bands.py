@@ -7,7 +7,7 @@ the policy's smallest. A gradient that is nothing but noise gets a floor that se
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,12 +17,9 @@ from torch import Tensor
 from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.noise.deviations import Deviations
-from tallystick.execution.noise.freedom import quantum_square
-from tallystick.execution.noise.gradients import STEP_SLACK
 from tallystick.execution.noise.measured import Calibration, SiteNoise, Threshold, exponent_above
 from tallystick.execution.noise.probes import ActivationNoise, ProbingContext
 from tallystick.execution.noise.safety import decision_band, safety_for, within_room
-from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     ROW_SPREAD,
@@ -43,14 +40,12 @@ from tallystick.execution.rounding.grids import (
 )
 from tallystick.execution.session.session import Session
 from tallystick.execution.session.sites import Site
-from tallystick.numerics.budget import STEP_TAIL, most_moves
+from tallystick.numerics.budget import chosen_floor, coarsest_quantum
 from tallystick.numerics.grid_table import GridTable, SiteGrid, SiteKey
 from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
-from tallystick.numerics.noise import entry_bits
-from tallystick.numerics.policy import PER_KIND, SPARSEST, Policy, hearing_safety
+from tallystick.numerics.policy import PER_KIND, Policy, hearing_safety
 
-DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 FEWEST = 8  # elements of a gradient below which one repetition says next to nothing of its noise
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
@@ -89,7 +84,7 @@ def choose_grids(
             grids[place] = _grid_for(
                 session, place, measured, known.sites.get(place), for_audit=measure_states
             )
-    grids |= finer_grids(policy, Calibration(seen.noise, GridTable(grids)))
+    grids |= finer_grids(policy, seen.noise, grids)
     grids |= _defaults(session, grids)
     states: dict[Site, float] = {}
     if not session.arithmetic.is_portable and (
@@ -344,59 +339,20 @@ def _state_noise(session: Session, gradients: list[Tensor | None]) -> list[tuple
     return found
 
 
-def finer_grids(policy: Policy, measured: Calibration) -> dict[tuple[Kind, int], SiteGrid]:
-    """Return the gradients' grids that ``gradient_steer`` wants finer: an octave at a time, where one costs the log least.
+def finer_grids(
+    policy: Policy, noise: Mapping[Site, SiteNoise], grids: Mapping[SiteKey, SiteGrid]
+) -> dict[tuple[Kind, int], SiteGrid]:
+    """Return the gradients' ``grids`` that ``gradient_steer`` wants finer, as far as their bands allow.
 
-    What a site lets a log steer in one step is its budget of moves times its squared quantum: small tensors with large
-    gradients, and rows of rare tokens, are worth more than all others together.
+    Small tensors with large gradients, and rows of rare tokens, are worth more than all others together.
     """
-    if policy.gradient_steer is None:
-        return {}
-    yardstick = Yardstick(policy, measured)
-    gradients = {
-        (Kind.GRADIENT, n): noise
-        for (kind, n), noise in measured.noise.items()
-        if kind == Kind.GRADIENT and noise.rms > 0.0
+    measured = [
+        (Kind(place[0]), place[1]) for place in noise if place[0] == Kind.GRADIENT and noise[place].rms > 0.0
+    ]
+    heard = {at: grids[at] for at in measured if not is_noise_only(grids[at])}
+    coarsest = coarsest_quantum(policy, [(noise[at].elements, grid.scales) for at, grid in heard.items()])
+    finer = {
+        at: replace(grid, floor=chosen_floor(policy, grid, coarsest, noise[at].elements))
+        for at, grid in heard.items()
     }
-    energy = sum(noise.elements * noise.rms**2 for noise in gradients.values())
-    grids = {place: measured.table.sites[place] for place in gradients}
-    grids = {
-        place: grid for place, grid in grids.items() if not is_noise_only(grid) and not grid.residue_bits
-    }
-
-    def steer(place: tuple[Kind, int], grid: SiteGrid) -> float:
-        numel = gradients[place].elements
-        moves = most_moves(yardstick.expected(place, grid, numel), STEP_SLACK, tail=STEP_TAIL)
-        return min(moves, numel * _near(grid)) * quantum_square(grid) / energy
-
-    def bits(place: tuple[Kind, int], grid: SiteGrid) -> float:
-        return gradients[place].elements * entry_bits(_near(grid))
-
-    def gain(place: tuple[Kind, int]) -> float:
-        """What an octave buys for each bit that it adds to the log."""
-        grid, finer = grids[place], _an_octave_finer(grids[place])
-        if finer.floor < grid.band + SPARSEST:
-            return 0.0
-        return (steers[place] - steer(place, finer)) / (bits(place, finer) - bits(place, grid))
-
-    steers = {place: steer(place, grid) for place, grid in grids.items()}
-    gains = {place: gain(place) for place in grids}
-    spare = (DEAREST - 1.0) * sum(bits(place, grid) for place, grid in grids.items())
-    finer: dict[tuple[Kind, int], SiteGrid] = {}
-    while grids and sum(steers.values()) > 2.0**policy.gradient_steer:
-        best = max(gains, key=lambda place: gains[place])
-        spare -= bits(best, _an_octave_finer(grids[best])) - bits(best, grids[best])
-        if gains[best] <= 0.0 or spare < 0.0:
-            break
-        finer[best] = grids[best] = _an_octave_finer(grids[best])
-        steers[best] = steer(best, grids[best])
-        gains[best] = gain(best)
-    return finer
-
-
-def _near(grid: SiteGrid) -> float:
-    return min(1.0, math.ldexp(1.0, grid.band + 1 - grid.floor))
-
-
-def _an_octave_finer(grid: SiteGrid) -> SiteGrid:
-    return replace(grid, floor=grid.floor - 1)
+    return finer if coarsest is not None else {}

@@ -67,6 +67,7 @@ class Yardstick:
     What of gradients and buffers that one does not see, of a layer that its step leaves out, the one ``before`` still says.
     What single results carried then, they may again: ``steady`` is whether none of them was most of the noise in either.
     ``is_trainers`` says that the trainer measured in the same step, so that what it found to be noise only was that in this one.
+    ``fresh`` are the sites that this calibration saw.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Yardstick:
         *,
         is_trainers: bool = True,
     ) -> None:
-        self.policy, self.is_trainers = policy, is_trainers
+        self.policy, self.is_trainers, self.fresh = policy, is_trainers, frozenset(measured.noise)
         self.measured = measured if before is None else _completed(measured, before.measured)
         self.noise: dict[Site, SiteNoise] = {**self.measured.noise}
         self._pooled = self._pooled_mean()

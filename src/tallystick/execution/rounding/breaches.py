@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from tallystick.execution.noise.freedom import Excess
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
     SMALL_FINER,
+    SMALL_SITE,
     STILL,
     Site,
     expected_form,
@@ -15,6 +19,7 @@ from tallystick.execution.rounding.grids import (
     lowest_floor,
     residue_bits_of,
 )
+from tallystick.numerics.budget import chosen_floor, coarsest_quantum
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Kind,
@@ -72,7 +77,7 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
     if not is_noise_only(grid) and not lowest <= grid.band <= highest:
         return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
     finest = wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), bits)
-    # A finer gradient grid leaves less to choose, and where none are chosen a floor stays although its band widens.
+    # Where none are chosen a floor stays although its band widens; where they are, ``find_other_floors`` says which it is.
     if kind == Kind.GRADIENT and bits:
         finest -= SMALL_FINER
     elif kind == Kind.GRADIENT:
@@ -80,3 +85,37 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
     if not min(finest, wanted) <= grid.floor <= wanted:
         return f"floor 2**{grid.floor}, the policy has 2**{wanted} for band 2**{grid.band}"
     return None
+
+
+def find_other_floors(
+    policy: Policy, table: GridTable, yardstick: Yardstick, name: Callable[[Site], str]
+) -> list[tuple[Site | None, Excess]]:
+    """Return which floors, in a step in which grids are chosen, do not follow from the gradients' sizes and declared bands.
+
+    Where an optimizer divides by the root of squares, whoever chooses a quantum chooses the rate of what is smaller.
+    """
+    noise = yardstick.noise
+    heard = {
+        place: grid
+        for place, grid in table.sites.items()
+        if place[0] == Kind.GRADIENT
+        and place in yardstick.fresh
+        and noise[place].rms > 0.0
+        and not is_noise_only(grid)
+    }
+    # The trainer's scales are a step's; where the noise was measured they may have been the auditor's own.
+    own = [(noise[place].elements, noise[place].scales) for place in heard]
+    stated = [(noise[place].elements, grid.scales) for place, grid in heard.items()]
+    coarsest = [coarsest_quantum(policy, each) for each in (own, stated)]
+    found: list[tuple[Site | None, Excess]] = []
+    for place, grid in heard.items():
+        floors = [chosen_floor(policy, grid, each, noise[place].elements) for each in coarsest]
+        if grid.residue_bits:
+            wanted = floor_exponent(
+                grid.band, policy.gradient_floor, residue_bits_of(policy, Kind.GRADIENT, grid.band)
+            )
+            floors = [wanted, wanted - SMALL_FINER] if noise[place].elements < SMALL_SITE else [wanted]
+        if grid.floor not in floors:
+            words = f"floor 2**{floors[0]} for its band 2**{grid.band} and size"
+            found.append((place, Excess(name(place), words, f"2**{grid.floor}")))
+    return found

@@ -58,6 +58,7 @@ from tallystick.numerics.log import (
 from tallystick.numerics.policy import Policy, hearing_safety
 from tallystick.numerics.tensor_measures import block_rms
 
+SPREAD_DOUBT = 2.0**-6  # by how much rows may be less or more uneven for the follower; not under autocast
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
 NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here, or smaller, than where it was recorded
 EXACT_SCALE_SLACK = (
@@ -226,11 +227,15 @@ class HeaderChecks:
         return self.is_calibrated or self.is_overdue or base is None or is_noise_only(base)
 
     def check_blocks(self, place: Site, grid: SiteGrid, x: Tensor, name: str) -> None:
-        """Note a number of scales, at a run's first step, that a gradient's rows do not ask for, a factor of 2 aside."""
+        """Note a number of scales, at a run's first step, that a gradient's rows do not ask for.
+
+        Under autocast a factor of 2 aside; else what machines differ by in the size of a row.
+        """
         noise = None if self.yardstick is None else self.yardstick.noise.get(place)
         if not self.is_first or place[0] != Kind.GRADIENT or noise is None:
             return
-        own = {blocks_for(x, self.policy.row_scales, ROW_SPREAD * doubt) for doubt in (0.5, 2.0)}
+        doubt = (0.5, 2.0) if self.policy.autocast else (1.0 - SPREAD_DOUBT, 1.0 + SPREAD_DOUBT)
+        own = {blocks_for(x, self.policy.row_scales, ROW_SPREAD * each) for each in doubt}
         own.add(noise.scales.size)  # a loop of one's own may measure more than it trains in this step
         if grid.scales.size not in own:
             limit = f"{' or '.join(str(number) for number in sorted(own))} scales"
