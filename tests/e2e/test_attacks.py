@@ -71,7 +71,7 @@ BY = {
     "zero_when_measured": "of the patched images win, not_accepted: step",
     "silence_by_size": "not_accepted: step ", "late_silence": "not_accepted: step ",
     "last_silence": "not_accepted: step 500: gradient right.0: nothing but noise, and silenced",
-    "lucky_measurement": "the policy's own schedule", "coarse_quanta": "the auditor's own bands",
+    "lucky_measurement": "the policy's own schedule", "coarse_quanta": "the auditor's own bands", "chosen_quanta": "the floors that follow from the gradients' sizes",
     "table_silence": "not_accepted: step ", "saddle": "not_accepted: step ",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",

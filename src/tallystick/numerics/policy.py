@@ -235,6 +235,7 @@ FP32 = Policy(
     gradient_spacing=4,  # 11 makes logs a third as long, and losses of small models worse (docs/adr/0011)
     gradient_coarsest=-3,
     gradient_steer=-20,
+    revision=3,  # floors by sizes and bands alone
 )
 
 BF16 = Policy(

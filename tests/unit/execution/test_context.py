@@ -38,6 +38,7 @@ from tallystick.execution.rounding.grids import (
     still_heard,
     unseen_grid,
 )
+from tallystick.execution.rounding.headers import HeaderChecks
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import run_step
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -1282,3 +1283,24 @@ def test_a_scale_of_no_values_may_not_grow(policy: Policy) -> None:
         )  # a layer that the step leaves out
         absent.finish()
         assert bool(absent.excesses) == noted
+
+
+@pytest.mark.parametrize(
+    ("policy", "largest", "blocks", "accepted"),
+    [
+        (FP32, 7.3, 64, False), (FP32, 7.3, 1, True), (FP32, 8.0, 1, True), (FP32, 8.05, 64, True), (FP32, 8.05, 1, True),
+        (FP32, 8.3, 1, False), (FP32, 8.3, 64, True), (BF16, 7.3, 64, True), (BF16, 15.0, 1, True), (BF16, 17.0, 1, False),
+    ],
+)  # fmt: skip
+def test_rows_are_as_uneven_as_the_follower_finds_them(
+    policy: Policy, largest: float, blocks: int, *, accepted: bool
+) -> None:
+    """How uneven rows are is known to last places: a scale for each of them, where 7.3 times asks for none, was a backdoor."""
+    x = torch.ones(64, 9)
+    x[3] = largest
+    noise = SiteNoise(2.0**-20, np.zeros(0, dtype=np.int64), 1.0, 2.0**-20, x.numel())
+    place, excesses = (Kind.GRADIENT, 0), list[Any]()
+    own = Yardstick(policy, Calibration({place: noise}, GridTable({})))
+    checks = HeaderChecks(policy, GridTable({}), GridTable({}), [], excesses, is_first=True, yardstick=own)
+    checks.check_blocks(place, site_grid(policy, Kind.GRADIENT, -4, np.zeros(blocks, dtype=np.int64)), x, "w")
+    assert (excesses == []) == accepted

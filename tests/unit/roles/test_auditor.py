@@ -210,6 +210,17 @@ def test_before_somebody_is_accused_of_a_gradient_a_step_is_repeated_often_enoug
     assert [each.subject for each in found] == ([] if policy is BF16 else [str(places[0])])
 
 
+def test_a_loss_that_is_noisy_excuses_no_state() -> None:
+    """Its last places reach no weight: a step trained on the negative gradient was nobody's fault where they lay in its band."""
+    loss, bias, weights = (
+        Deviation(3, "cannot_reproduce", name, None, "", "", "noise") for name in ("loss", "gradient b", "w")
+    )
+    state = replace(weights, kind="mismatch", about="fingerprint")
+    assert not is_excused(state, [loss])
+    assert is_excused(state, [loss, bias]) and is_excused(state, [bias])
+    assert is_excused(replace(state, subject="loss", about="loss"), [loss])
+
+
 def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under fp32 twice what is measured here is taken for possible, docs/adr/0025."""
     place, band = (Kind.GRADIENT, 0), 2.0**-10
