@@ -156,9 +156,9 @@ class Acceptance:
         if self._yardstick is not None:
             context.hold_against(self._yardstick)
             if is_trainers and self._measured == session.step and session.chooses_grids(session.step):
-                context.excesses += find_other_floors(
-                    session.policy, context.table, self._yardstick, session.site_name
-                )
+                floors = find_other_floors(session.policy, context.table, self._yardstick, session.site_name)
+                context.excesses += floors[0]
+                self._wide += floors[1]
         if overdue and continues and not is_trainers:
             context.hold_overdue()
         if weighing is not None and not is_linear(session.optimizer):
@@ -350,7 +350,10 @@ class Acceptance:
                 found.append(Excess(what, f"{policy.most_path:.3g} at most", f"{share:.3g}"))
         for what, chosen in (
             ("steps in which the noise was measured unasked, or was not and asked for it", self._unasked),
-            (f"bands of gradients {1 << BAND_OCTAVES} times as wide as the auditor's own", self._wide),
+            (
+                f"bands or quanta {1 << BAND_OCTAVES} times as wide as the auditor's own, or as narrow",
+                self._wide,
+            ),
             ("times that the log chose whether a gradient is nothing but noise", self._own.choices),
         ):
             if chosen > MOST_CHOICES:

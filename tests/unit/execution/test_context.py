@@ -1288,14 +1288,15 @@ def test_a_scale_of_no_values_may_not_grow(policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("policy", "largest", "blocks", "accepted"),
     [
-        (FP32, 7.3, 64, False), (FP32, 7.3, 1, True), (FP32, 8.0, 1, True), (FP32, 8.05, 64, True), (FP32, 8.05, 1, True),
-        (FP32, 8.3, 1, False), (FP32, 8.3, 64, True), (BF16, 7.3, 64, True), (BF16, 15.0, 1, True), (BF16, 17.0, 1, False),
+        (FP32, 7.3, 64, False), (FP32, 7.3, 1, True), (FP32, 7.99, 64, False), (FP32, 8.0, 1, True), (FP32, 8.0005, 64, True),
+        (FP32, 8.0003, 1, True), (FP32, 8.01, 1, False),
+        (FP32, 8.3, 64, True), (BF16, 7.3, 64, True), (BF16, 15.0, 1, True), (BF16, 17.0, 1, False),
     ],
 )  # fmt: skip
 def test_rows_are_as_uneven_as_the_follower_finds_them(
     policy: Policy, largest: float, blocks: int, *, accepted: bool
 ) -> None:
-    """How uneven rows are is known to last places: a scale for each of them, where 7.3 times asks for none, was a backdoor."""
+    """How uneven rows are is known to last places: a scale for each, where 7.3 and 7.9 times ask for none, was a backdoor."""
     x = torch.ones(64, 9)
     x[3] = largest
     noise = SiteNoise(2.0**-20, np.zeros(0, dtype=np.int64), 1.0, 2.0**-20, x.numel())

@@ -191,7 +191,7 @@ def test_a_log_has_so_many_bands_at_most_that_are_as_wide_as_is_accepted(
     for _ in range(steps):
         auditor.count(now, context)
     is_wide = calibrated and octaves == 2 and policy != "bf16" and (dims == 2 or policy == "fp64")
-    what = "bands of gradients 4 times as wide as the auditor's own"
+    what = "bands or quanta 4 times as wide as the auditor's own, or as narrow"
     assert [excess.site for _, excess in auditor.end(now)] == [what] * (is_wide and steps > MOST_CHOICES)
     assert auditor.freedom.choices == (steps if is_wide else 0)
     now.step += 1

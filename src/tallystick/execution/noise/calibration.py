@@ -95,7 +95,7 @@ def calibrate(
             chosen, _expected_weights(session, heard.plain[0], heard.gradients, chosen.table)
         )
     flips = max(heard.flips, sum(heard.crossed) / max(len(heard.crossed), 1))
-    return replace(chosen, flips=flips, steady=heard.is_steady(counting))
+    return replace(chosen, flips=flips, steady=heard.is_steady(counting), usual=usual)
 
 
 @dataclass

@@ -72,7 +72,8 @@ class Calibration:
     ``flips`` is how many decisions of one step are expected to fall otherwise elsewhere, ``corrections`` the share of an
     activation site's elements. ``steady`` says that repetitions with as many flips as there really are moved the gradient
     alike: then none of those flips is most of its noise. ``weighed`` is what an honest log's moves are expected to come to in the
-    optimizer, over the gradient, where ``noise.weighing`` says so, ``weights`` the same of each gradient.
+    optimizer, over the gradient, where ``noise.weighing`` says so, ``weights`` the same of each gradient. ``usual`` are the
+    grids that the trainer's repetitions alone give an auditor, where it did these.
     """
 
     noise: dict[Site, SiteNoise] = field(default_factory=dict[Site, SiteNoise])
@@ -84,6 +85,7 @@ class Calibration:
     steady: bool = True
     weighed: float = 0.0
     weights: dict[Site, float] = field(default_factory=dict[Site, float])
+    usual: GridTable | None = None
 
     def without(self, places: Collection[tuple[int, int]]) -> Calibration:
         """Return the same without the noise and the grids of ``places``: as if they had never been measured."""

@@ -299,7 +299,7 @@ class Yardstick:
             return 0.0, None, ""
         allowed = octaves_allowed(noise.elements or 1 << FEW)
         if place[0] == Kind.GRADIENT and not self.policy.autocast:
-            allowed = self._octaves_of_gradient(noise)
+            allowed = self.octaves_of_gradient(noise)
         if is_noise_only(grid):
             return self._compare_silenced(own, noise, allowed, was_noise=was_noise)
         if is_noise_only(own):
@@ -321,7 +321,7 @@ class Yardstick:
         limit = f"a band of 2**{own.band} of its scale, 2**{allowed} times more at most"
         return 2.0**apart, limit, f"2**{grid.band}"
 
-    def _octaves_of_gradient(self, noise: SiteNoise) -> int:
+    def octaves_of_gradient(self, noise: SiteNoise) -> int:
         """Return by how many powers of two the band of a gradient may be wider than the auditor's own, but for residues.
 
         Who measures in the trainer's step first repeats it as the trainer does, so few elements are no reason to differ.
@@ -338,7 +338,7 @@ class Yardstick:
             for sites in (self.measured.table.sites, table.sites)
         )
         both = [at for at in own if at in declared and at in self.noise]
-        allowed = {at: self._octaves_of_gradient(self.noise[at]) for at in both}
+        allowed = {at: self.octaves_of_gradient(self.noise[at]) for at in both}
         wide = [at for at in both if allowed[at] == BAND_OCTAVES <= declared[at].band - own[at].band]
         return 0 if self.policy.autocast else len(wide)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tallystick.execution.noise.freedom import Excess
-from tallystick.execution.noise.yardstick import Yardstick
+from tallystick.execution.noise.yardstick import BAND_OCTAVES, Yardstick
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
     SMALL_FINER,
@@ -89,12 +89,13 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
 
 def find_other_floors(
     policy: Policy, table: GridTable, yardstick: Yardstick, name: Callable[[Site], str]
-) -> list[tuple[Site | None, Excess]]:
-    """Return which floors, in a step in which grids are chosen, do not follow from the gradients' sizes and declared bands.
+) -> tuple[list[tuple[Site | None, Excess]], int]:
+    """Return which floors, in a step in which grids are chosen, do not follow from the gradients' sizes and bands.
 
-    Where an optimizer divides by the root of squares, whoever chooses a quantum chooses the rate of what is smaller.
+    Where an optimizer divides by the root of squares, whoever chooses a quantum chooses the rate of what is smaller. And how many
+    of them lie as far below those of the auditor's own bands, measured as the trainer does, as one may.
     """
-    noise = yardstick.noise
+    noise, usual, far = yardstick.noise, yardstick.measured.usual, 0
     heard = {
         place: grid
         for place, grid in table.sites.items()
@@ -109,13 +110,19 @@ def find_other_floors(
     coarsest = [coarsest_quantum(policy, each) for each in (own, stated)]
     found: list[tuple[Site | None, Excess]] = []
     for place, grid in heard.items():
-        floors = [chosen_floor(policy, grid, each, noise[place].elements) for each in coarsest]
+        elements, mine = noise[place].elements, None if usual is None else usual.sites.get(place)
+        floors = [chosen_floor(policy, grid, each, elements) for each in coarsest]
         if grid.residue_bits:
             wanted = floor_exponent(
                 grid.band, policy.gradient_floor, residue_bits_of(policy, Kind.GRADIENT, grid.band)
             )
-            floors = [wanted, wanted - SMALL_FINER] if noise[place].elements < SMALL_SITE else [wanted]
+            floors = [wanted, wanted - SMALL_FINER] if elements < SMALL_SITE else [wanted]
+        elif mine is not None and not is_noise_only(mine):
+            usually = chosen_floor(policy, replace(grid, band=mine.band), coarsest[0], elements)
+            finer, most = usually - grid.floor, yardstick.octaves_of_gradient(noise[place])
+            far += finer == most == BAND_OCTAVES
+            floors = floors if finer <= most else [usually]
         if grid.floor not in floors:
             words = f"floor 2**{floors[0]} for its band 2**{grid.band} and size"
             found.append((place, Excess(name(place), words, f"2**{grid.floor}")))
-    return found
+    return found, far

@@ -58,7 +58,9 @@ from tallystick.numerics.log import (
 from tallystick.numerics.policy import Policy, hearing_safety
 from tallystick.numerics.tensor_measures import block_rms
 
-SPREAD_DOUBT = 2.0**-6  # by how much rows may be less or more uneven for the follower; not under autocast
+SPREAD_DOUBT = (
+    2.0**-14
+)  # by how much rows may be less or more uneven for the follower, besides noise; not under autocast
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
 NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here, or smaller, than where it was recorded
 EXACT_SCALE_SLACK = (
@@ -234,7 +236,8 @@ class HeaderChecks:
         noise = None if self.yardstick is None else self.yardstick.noise.get(place)
         if not self.is_first or place[0] != Kind.GRADIENT or noise is None:
             return
-        doubt = (0.5, 2.0) if self.policy.autocast else (1.0 - SPREAD_DOUBT, 1.0 + SPREAD_DOUBT)
+        unsure = min(SPREAD_DOUBT + UNSURE * noise.largest / max(noise.rms, 1e-300), 0.5)
+        doubt = (0.5, 2.0) if self.policy.autocast else (1.0 - unsure, 1.0 + unsure)
         own = {blocks_for(x, self.policy.row_scales, ROW_SPREAD * each) for each in doubt}
         own.add(noise.scales.size)  # a loop of one's own may measure more than it trains in this step
         if grid.scales.size not in own:
