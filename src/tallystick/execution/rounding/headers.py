@@ -58,9 +58,7 @@ from tallystick.numerics.log import (
 from tallystick.numerics.policy import Policy, hearing_safety
 from tallystick.numerics.tensor_measures import block_rms
 
-SPREAD_DOUBT = (
-    2.0**-14
-)  # by how much rows may be more uneven for the follower, besides noise; not under autocast
+SPREAD_DOUBT = 2.0**-14  # by how much rows may be more uneven for the follower, besides noise; no autocast
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
 NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here, or smaller, than where it was recorded
 EXACT_SCALE_SLACK = (
