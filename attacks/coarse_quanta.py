@@ -21,7 +21,6 @@ from stage import Stage, audit, told
 
 from tallystick.execution.job import find_source
 from tallystick.execution.noise.measured import Calibration
-from tallystick.execution.noise.own_path import MOST_CHOICES
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.grids import is_noise_only, site_grid
 from tallystick.execution.session.session import Session
@@ -34,12 +33,12 @@ from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack
 
-JOB, STEPS, POINTS, LAST = Path(__file__).with_name("margin_job.py"), 515, 0.02, 500
+JOB, STEPS, POINTS = Path(__file__).with_name("margin_job.py"), 515, 0.02
 calibrate = trainer.calibrate
 
 
-def widened(octaves: Callable[[int, int], int]) -> Callable[..., Calibration]:
-    """Return a measurement that declares the n-th band of a margin in a step so many octaves wider than an auditor's."""
+def widened(octaves: int) -> Callable[..., Calibration]:
+    """Return a measurement that declares the bands of a margin so many octaves wider than an auditor's."""
 
     def measure(session: Session, backward: Backward, **given: Any) -> Calibration:
         measured = calibrate(session, backward, **given)
@@ -49,13 +48,12 @@ def widened(octaves: Callable[[int, int], int]) -> Callable[..., Calibration]:
             session, backward, repeats=REPEATS + (session.step == 0), seed=session.seed + 1, for_audit=True,
             earlier=session.table if session.step else GridTable(),
         )  # fmt: skip
-        sites, count = {**measured.table.sites}, 0
+        sites = {**measured.table.sites}
         for n, (name, _) in enumerate(session.parameters):
             mine, theirs = (table.sites[(Kind.GRADIENT, n)] for table in (measured.table, own.table))
             if name.startswith("right") and not is_noise_only(mine) and not is_noise_only(theirs):
-                band = min(theirs.band + octaves(session.step, count), session.policy.gradient_band[1])
+                band = min(theirs.band + octaves, session.policy.gradient_band[1])
                 sites[(Kind.GRADIENT, n)] = site_grid(session.policy, Kind.GRADIENT, band, mine.scales)
-                count += 1
         return replace(measured, table=GridTable(sites))
 
     return measure
@@ -65,9 +63,8 @@ def attack(stage: Stage) -> str:
     source, said, shares = find_source(str(JOB)), list[str](), list[float]()
     for name, measure in (
         ("honest", calibrate),
-        ("within the limits", widened(lambda step, n: 2 if step == LAST and n < MOST_CHOICES else 1)),
-        ("two octaves in each step", widened(lambda step, n: 2)),
-        ("three octaves", widened(lambda step, n: 3)),
+        ("an octave", widened(1)),
+        ("three octaves", widened(3)),
     ):
         run = stage.run(name.replace(" ", "-"))
         with patch.object(trainer, "calibrate", measure):
@@ -80,7 +77,7 @@ def attack(stage: Stage) -> str:
         gained = share > shares[0] + POINTS
         must(not gained or report.verdict != "match", f"the audit says {report.verdict}: {'; '.join(said)}")
         must(
-            report.verdict == "match" or len(shares) > 2,
+            (report.verdict == "match") == (len(shares) < 3),
             f"the audit says {report.verdict}: {'; '.join(said)}",
         )
     return f"the auditor's own bands: {'; '.join(said)}"

@@ -23,7 +23,7 @@ from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.own_path import MOST_CHOICES, OwnPath
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
-from tallystick.execution.noise.yardstick import BAND_OCTAVES, Yardstick, as_held, with_larger
+from tallystick.execution.noise.yardstick import Yardstick, as_held, with_larger
 from tallystick.execution.rounding.breaches import find_other_floors
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import DOUBT, Site, scale_exponent
@@ -88,7 +88,6 @@ class Acceptance:
     _measured: int = 0
     _latest: int = -1
     _unasked: int = 0
-    _wide: int = 0
     _travelled: float = 0.0
     _weighing: Weighing | None = None
     _own: OwnPath = field(default_factory=lambda: OwnPath([], []))
@@ -107,7 +106,7 @@ class Acceptance:
                 self.origin = self._first
             is_general = session.policy.optimizer_arithmetic == "general"
             self._own = OwnPath(self._first, self.origin, is_general=is_general)
-            self._unasked = self._wide = 0
+            self._unasked = 0
             self.freedom.leave_out_steps()
         if (
             self._end != session.step
@@ -137,7 +136,7 @@ class Acceptance:
         self.freedom.distance = self._travelled + _distance(_tensors(session), self._first)
         led = self._own.shares(session.parameters)
         self.freedom.led = max(self.freedom.led, *led.values(), 0.0)
-        self.freedom.choices = max(self.freedom.choices, self._own.choices, self._unasked, self._wide)
+        self.freedom.choices = max(self.freedom.choices, self._own.choices, self._unasked)
         found, self._excesses = self._excesses, []
         return found + [(max(session.step - 1, 0), excess) for excess in self._of_limits(session, led)]
 
@@ -156,9 +155,9 @@ class Acceptance:
         if self._yardstick is not None:
             context.hold_against(self._yardstick)
             if is_trainers and self._measured == session.step and session.chooses_grids(session.step):
-                floors = find_other_floors(session.policy, context.table, self._yardstick, session.site_name)
-                context.excesses += floors[0]
-                self._wide += floors[1]
+                context.excesses += find_other_floors(
+                    session.policy, context.table, self._yardstick, session.site_name
+                )
         if overdue and continues and not is_trainers:
             context.hold_overdue()
         if weighing is not None and not is_linear(session.optimizer):
@@ -302,8 +301,6 @@ class Acceptance:
         """Count in what the step just done showed."""
         step, freedom = session.step - 1, context.freedom
         self._own.step(session.parameters)
-        if self._yardstick is not None and context.is_calibrated:
-            self._wide += self._yardstick.count_wide(context.table)
         moved = _tensors(session)
         update = _distance(moved, self._weights)
         if session.policy.residue_bits and freedom.largest_move > 0.0 and update > 0.0:
@@ -350,10 +347,6 @@ class Acceptance:
                 found.append(Excess(what, f"{policy.most_path:.3g} at most", f"{share:.3g}"))
         for what, chosen in (
             ("steps in which the noise was measured unasked, or was not and asked for it", self._unasked),
-            (
-                f"bands or quanta {1 << BAND_OCTAVES} times as wide as the auditor's own, or as narrow",
-                self._wide,
-            ),
             ("times that the log chose whether a gradient is nothing but noise", self._own.choices),
         ):
             if chosen > MOST_CHOICES:

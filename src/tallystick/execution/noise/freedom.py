@@ -211,8 +211,8 @@ class Freedom:
         fullest_step: the largest share of its budget of size that one step used, squared moves over squared moves allowed.
         silenced_parameters: parameters whose gradient was declared to be noise only, in the step where they are most.
         widest_band_ratio: the widest declared band, beside the auditor's own measurement of the same.
-        choices: how many times the log chose whether a gradient is nothing but noise, its trainer when to measure, or one of
-            the widest bands accepted: what was done most often.
+        choices: how many times the log chose whether a gradient is nothing but noise, or its trainer when to measure: what was
+            done more often.
         path: how far all moves together carry the weights, in their own unit, at most; under ``bf16``.
         distance: how far training carried them.
         led: how far the log's choices led one tensor at most, see ``noise.own_path``; under the other policies.

@@ -331,17 +331,6 @@ class Yardstick:
         has_kernels = is_long or not self.is_trainers
         return allowed + (KERNEL_OCTAVES if has_kernels and self.policy.compute == "float32" else 0)
 
-    def count_wide(self, table: GridTable) -> int:
-        """Return of how many gradients the band is as wide as is accepted, beside the auditor's own, and no kernel a reason."""
-        own, declared = (
-            {at: grid for at, grid in sites.items() if at[0] == Kind.GRADIENT and not is_noise_only(grid)}
-            for sites in (self.measured.table.sites, table.sites)
-        )
-        both = [at for at in own if at in declared and at in self.noise]
-        allowed = {at: self.octaves_of_gradient(self.noise[at]) for at in both}
-        wide = [at for at in both if allowed[at] == BAND_OCTAVES <= declared[at].band - own[at].band]
-        return 0 if self.policy.autocast else len(wide)
-
     def own_buffer_grid(self, place: Site, grid: SiteGrid, numel: int) -> SiteGrid | None:
         """Return the auditor's own grid of a buffer of few elements whose declared band is wider by two octaves or more."""
         own = self.measured.table.sites.get((Kind(place[0]), place[1]))

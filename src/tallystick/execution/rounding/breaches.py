@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tallystick.execution.noise.freedom import Excess
-from tallystick.execution.noise.yardstick import BAND_OCTAVES, Yardstick
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
     SMALL_FINER,
@@ -89,13 +89,13 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
 
 def find_other_floors(
     policy: Policy, table: GridTable, yardstick: Yardstick, name: Callable[[Site], str]
-) -> tuple[list[tuple[Site | None, Excess]], int]:
+) -> list[tuple[Site | None, Excess]]:
     """Return which floors, in a step in which grids are chosen, do not follow from the gradients' sizes and bands.
 
-    Where an optimizer divides by the root of squares, whoever chooses a quantum chooses the rate of what is smaller. And how many
-    of them lie as far below those of the auditor's own bands, measured as the trainer does, as one may.
+    Where an optimizer divides by the root of squares, whoever chooses a quantum chooses the rate of what is smaller. So
+    none may lie farther below that of the auditor's own band, measured as the trainer does, than bands may lie above.
     """
-    noise, usual, far = yardstick.noise, yardstick.measured.usual, 0
+    noise, usual = yardstick.noise, yardstick.measured.usual
     heard = {
         place: grid
         for place, grid in table.sites.items()
@@ -120,9 +120,8 @@ def find_other_floors(
         elif mine is not None and not is_noise_only(mine):
             usually = chosen_floor(policy, replace(grid, band=mine.band), coarsest[0], elements)
             finer, most = usually - grid.floor, yardstick.octaves_of_gradient(noise[place])
-            far += finer == most == BAND_OCTAVES
             floors = floors if finer <= most else [usually]
         if grid.floor not in floors:
             words = f"floor 2**{floors[0]} for its band 2**{grid.band} and size"
             found.append((place, Excess(name(place), words, f"2**{grid.floor}")))
-    return found, far
+    return found
