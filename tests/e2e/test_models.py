@@ -218,7 +218,7 @@ def batch(step):
     return (torch.ones_like(x) if step in (FLAT_STEPS) else x), torch.arange(16) % 4
 
 def build(settings):
-    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    model = nn.Sequential(nn.Linear(16, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
     return Job(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3), batch=batch, steps=8,
                loss=lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]))
 """
@@ -240,9 +240,8 @@ def test_a_decision_on_zeros_that_only_noise_moves_accuses_nobody(tmp_path: Path
     run = RunDirectory(tmp_path / "later")
     record(order(), run)
     report = audit(run, find_source(str(path)), jitter=True)
-    # Every byte follows, as zeros keep their scale; what is not accepted is a decision whose noise cannot be measured.
-    assert report.verdict == "not_accepted", report.first
-    assert report.first is not None and report.first.stated == "that it can be measured"
+    # Every byte follows, as zeros keep their scale; no gradient here is noise that would have that step measured.
+    assert report.verdict == "match", report.first
     assert all(segment.differing_elements == 0 for segment in report.segments)
 
 
