@@ -22,11 +22,11 @@ from stage import Stage, audit, told
 from tallystick.execution.job import find_source
 from tallystick.execution.noise.measured import Calibration
 from tallystick.execution.noise.survey import Backward
-from tallystick.execution.rounding.grids import is_noise_only, site_grid
+from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
-from tallystick.numerics.policy import find_policy
+from tallystick.numerics.policy import SPARSEST, find_policy
 from tallystick.roles import trainer
 from tallystick.roles.acceptance import REPEATS
 from tallystick.roles.trainer import Order, record
@@ -52,8 +52,10 @@ def widened(octaves: int) -> Callable[..., Calibration]:
         for n, (name, _) in enumerate(session.parameters):
             mine, theirs = (table.sites[(Kind.GRADIENT, n)] for table in (measured.table, own.table))
             if name.startswith("right") and not is_noise_only(mine) and not is_noise_only(theirs):
-                band = min(theirs.band + octaves, session.policy.gradient_band[1])
-                sites[(Kind.GRADIENT, n)] = site_grid(session.policy, Kind.GRADIENT, band, mine.scales)
+                band = min(max(theirs.band + octaves, mine.band), session.policy.gradient_band[1])
+                policy = session.policy
+                floor = policy.finest_floor(band) if policy.gradient_steer is None else band + SPARSEST
+                sites[(Kind.GRADIENT, n)] = replace(mine, band=band, floor=max(mine.floor, floor))
         return replace(measured, table=GridTable(sites))
 
     return measure

@@ -25,6 +25,7 @@ SHARED = {
     "lender_job",
     "own_labels_job",
     "preference_job",
+    "framed_job",
     "margin_job",
     "scanner_job",
     "wide_job",
