@@ -74,11 +74,13 @@ class Acceptance:
         limits: the caller's.
         freedom: what is found, over all steps.
         origin: the trained parameters as the run began; none if the first steps repeated begin with these.
+        is_loop: whether a loop of one's own is followed, which may measure other gradients than it trains.
     """
 
     limits: Limits
     freedom: Freedom
     origin: list[Tensor] = field(default_factory=list[Tensor])
+    is_loop: bool = False
     _yardstick: Yardstick | None = None
     _kept: Yardstick | None = None
     _excesses: list[tuple[int, Excess]] = field(default_factory=list[tuple[int, Excess]])
@@ -154,7 +156,8 @@ class Acceptance:
             self._measure(session, backward, is_trainers=is_trainers, changes=context.changes_hearing)
         if self._yardstick is not None:
             context.hold_against(self._yardstick)
-            if is_trainers and self._measured == session.step and session.chooses_grids(session.step):
+            is_fresh = is_trainers and self._measured == session.step and not self.is_loop
+            if is_fresh and session.chooses_grids(session.step):
                 context.excesses += find_other_floors(
                     session.policy, context.table, self._yardstick, session.site_name
                 )

@@ -96,7 +96,7 @@ class Follower(Loop[AuditReport]):
                 f"program {self._program.file}: the run was recorded from another one: {in_words(found)}"
             )
         self.report = AuditReport(str(path), "program", self._transcript.root().hex(), phases=self.phases)
-        self._acceptance = Acceptance(limits or Limits(), self.report.freedom)
+        self._acceptance = Acceptance(limits or Limits(), self.report.freedom, is_loop=True)
         self._segment, self._floats = SegmentResult(0, 0), True
         self._ordered = ordered
         self._own: Mapping[str, Entry] = {}

@@ -92,7 +92,7 @@ def test_a_band_two_octaves_wider_is_accepted_and_one_more_is_not(
     few = octaves_allowed(elements)
     assert few == {4096: 2, 256: 2, 64: 3, 10: 5, 1: 6}[elements]
     octaves = 2 if is_trainers else few
-    if policy is FP32 and ((dims > 2 and elements >= 256) or not is_trainers):
+    if policy is FP32 and (dims > 2 or not is_trainers):
         octaves += 2
 
     def grid(band: int) -> SiteGrid:

@@ -327,8 +327,7 @@ class Yardstick:
         Who measures in the trainer's step first repeats it as the trainer does, so few elements are no reason to differ.
         """
         allowed = BAND_OCTAVES if self.is_trainers else octaves_allowed(noise.elements)
-        is_long = noise.dims >= CONVOLVED and noise.elements >= FEW_ELEMENTS
-        has_kernels = is_long or not self.is_trainers
+        has_kernels = noise.dims >= CONVOLVED or not self.is_trainers
         return allowed + (KERNEL_OCTAVES if has_kernels and self.policy.compute == "float32" else 0)
 
     def own_buffer_grid(self, place: Site, grid: SiteGrid, numel: int) -> SiteGrid | None:

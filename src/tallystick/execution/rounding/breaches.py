@@ -104,14 +104,18 @@ def find_other_floors(
         and noise[place].rms > 0.0
         and not is_noise_only(grid)
     }
-    # The trainer's scales are a step's; where the noise was measured they may have been the auditor's own.
+    # A loop of one's own may train a part of what it measures, clipped or averaged: floors are of what was measured.
     own = [(noise[place].elements, noise[place].scales) for place in heard]
     stated = [(noise[place].elements, grid.scales) for place, grid in heard.items()]
     coarsest = [coarsest_quantum(policy, each) for each in (own, stated)]
     found: list[tuple[Site | None, Excess]] = []
     for place, grid in heard.items():
         elements, mine = noise[place].elements, None if usual is None else usual.sites.get(place)
-        floors = [chosen_floor(policy, grid, each, elements) for each in coarsest]
+        measured = (
+            grid.with_scales(noise[place].scales) if noise[place].scales.size == grid.scales.size else grid
+        )
+        forms = ((grid, coarsest[0]), (grid, coarsest[1]), (measured, coarsest[0]))
+        floors = [chosen_floor(policy, form, each, elements) for form, each in forms]
         if grid.residue_bits:
             wanted = floor_exponent(
                 grid.band, policy.gradient_floor, residue_bits_of(policy, Kind.GRADIENT, grid.band)
