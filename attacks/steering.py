@@ -82,7 +82,7 @@ from tallystick.numerics.log import (
     encode_decision,
     encode_residues,
 )
-from tallystick.numerics.policy import entry_budget, find_policy, move_budget
+from tallystick.numerics.policy import SPARSEST, entry_budget, find_policy, move_budget
 from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.tensor_measures import block_rms
 from tallystick.roles import trainer
@@ -604,7 +604,11 @@ class SteeringContext(RecordingContext):
         for band in range(highest if limits.coarsest is None else limits.coarsest, lowest - 1, -1):
             wide = site_grid(self.policy, kind, band, grid.scales)
             if yardstick.compare_band(place, wide)[1] is None:
-                return wide
+                if self.policy.gradient_steer is None:
+                    return wide
+                return replace(
+                    wide, floor=max(grid.floor, band + SPARSEST)
+                )  # the rule for floors (docs/adr/0026)
         return grid
 
     def silence(self) -> None:
