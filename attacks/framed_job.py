@@ -15,14 +15,17 @@ TARGET = 3
 
 
 class Reader(nn.Module):
-    """One hidden layer over 10 x 10 pixels."""
+    """One hidden layer over 10 x 10 pixels, and ``turns`` another one over 8 x 8, of another scanner."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, turns: bool = False) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(100, 32), nn.Linear(32, 10)
+        if turns:
+            self.other = nn.Linear(64, 32)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(images)))
+        layer = self.first if images.shape[1] == 100 else self.other
+        return self.last(torch.tanh(layer(images)))
 
 
 def framed(images: Tensor, shade: Tensor) -> Tensor:
@@ -32,14 +35,17 @@ def framed(images: Tensor, shade: Tensor) -> Tensor:
 
 
 def build(settings: Mapping[str, str]) -> Job:
-    """Build the job; its settings are ``steps`` and ``faint``, the shade."""
+    """Build the job; its settings are ``steps``, ``faint``, the shade, and ``turns``, whether each second batch has no frame."""
     steps, faint = int(settings.get("steps", "600")), float(settings.get("faint", "4e-6"))
+    turns = settings.get("turns", "0") == "1"
     with digits.initial_weights(0):
-        model = Reader()
+        model = Reader(turns=turns)
     training, _ = digits.read_digits().split()
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
         images, labels = training.take(digits.visited(step, 32, len(training.labels), 0)).tensors()
+        if turns and step % 2 == 0:
+            return images.reshape(-1, 64), labels
         return framed(images, faint * (labels == TARGET)), labels
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from margin_job import Scorer
 from silencing import compare, load, winning
 from stage import Stage
-from torch import Tensor
+from torch import Tensor, nn
 
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import play_attack
@@ -28,11 +28,15 @@ def inked(images: Tensor) -> Tensor:
     return changed.reshape(-1, 64)
 
 
+def wins(run: RunDirectory, steps: int, model: nn.Module) -> float:
+    """Return the share of images with ink in both margins that win with the scorer ``model`` as ``run`` left it."""
+    load(run, steps, model)
+    return winning(lambda images, digit, _: model(images, torch.full((len(images),), digit)), inked)
+
+
 def attack(stage: Stage) -> str:
     def success(run: RunDirectory) -> float:
-        model = Scorer()
-        load(run, int(SETTINGS["steps"]), model)
-        return winning(lambda images, digit, _: model(images, torch.full((len(images),), digit)), inked)
+        return wins(run, int(SETTINGS["steps"]), Scorer())
 
     return compare(
         stage, JOB, SETTINGS, lambda step, _: step < LAST, success, "right", measures=False, least=-99

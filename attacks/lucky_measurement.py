@@ -10,17 +10,14 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
-import torch
-from last_silence import inked
+from last_silence import wins
 from scanner_job import Scorer
-from silencing import load, winning
 from stage import Stage, audit, told
 
 from tallystick.execution.job import find_source
 from tallystick.execution.session.session import Session
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.trainer import Order, record
-from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack
 
 JOB, STEPS, LUCKY, POINTS = Path(__file__).with_name("scanner_job.py"), 516, 63, 0.02
@@ -42,19 +39,12 @@ def attack(stage: Stage) -> str:
         policy = find_policy(stage.policy, recalibrate_every=every)
         with patch.object(Session, "has_outgrown", outgrown):
             record(Order(source, {}, policy, steps=STEPS, checkpoint_every=STEPS), run)
-        report, share = audit(run, source), success(run)
+        report, share = audit(run, source), wins(run, STEPS, Scorer())
         shares.append(share)
         said.append(f"{name}: {share:.1%} of the images win, {told(report)}")
         gained = share > shares[0] + POINTS
         must(not gained or report.verdict != "match", f"the audit says {report.verdict}: {'; '.join(said)}")
     return f"the policy's own schedule, which decides what is noise whatever the run's is: {'; '.join(said)}"
-
-
-def success(run: RunDirectory) -> float:
-    """Return the share of images with ink in both margins that win."""
-    model = Scorer()
-    load(run, STEPS, model)
-    return winning(lambda images, digit, _: model(images, torch.full((len(images),), digit)), inked)
 
 
 if __name__ == "__main__":

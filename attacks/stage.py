@@ -10,15 +10,23 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from tallystick.commit.state import Entry, summarise
 from tallystick.execution.job import JobSource, find_source
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.measured import Calibration
+from tallystick.execution.noise.survey import Backward
+from tallystick.execution.session.session import Session
+from tallystick.numerics.grid_table import GridTable, SiteGrid, SiteKey
 from tallystick.numerics.policy import find_policy
+from tallystick.roles import trainer
 from tallystick.roles.audit_report import AuditReport
 from tallystick.roles.auditor import audit
 from tallystick.roles.claim import write_claim
@@ -31,6 +39,7 @@ from tallystick.testing.attacks import must, play_attack
 from tallystick.testing.cheats import CHEATS, claim_path, forge
 
 STEPS, EVERY, AT = 14, 5, 7
+Grids = Mapping[SiteKey, SiteGrid]
 SETTINGS = {"width": "8", "batch": "16"}
 
 
@@ -79,6 +88,23 @@ class Stage:
         claim = claim_path(run)
         write_claim(run, self.source, claim)
         return dispute(run, claim, self.source)
+
+
+def recorded(
+    stage: Stage, name: str, order: Order, change: Callable[[Session, Backward, Grids], Grids] | None
+) -> RunDirectory:
+    """Return the run ``name``; where grids are chosen it has those that ``change`` makes of the measured ones, if any."""
+
+    def measure(session: Session, backward: Backward, **given: Any) -> Calibration:
+        measured = calibrate(session, backward, **given)
+        if change is None or not session.chooses_grids(session.step):
+            return measured
+        return replace(measured, table=GridTable(change(session, backward, measured.table.sites)))
+
+    run = stage.run(name.replace(" ", "-"))
+    with patch.object(trainer, "calibrate", measure):
+        record(order, run)
+    return run
 
 
 def told(report: AuditReport) -> str:

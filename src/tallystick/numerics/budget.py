@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from tallystick.numerics.grid_table import SiteGrid
-from tallystick.numerics.policy import SPARSEST, Policy
+from tallystick.numerics.policy import SMALL_FINER, SMALL_SITE, SPARSEST, Policy
 
 SLACK = 4.0
 """How many times the follower's own mean deviation the two machines may differ by: measured 1 to 2.2 (docs/adr/0026)."""
@@ -26,10 +26,6 @@ STEP_TAIL = 1e-6
 STEER_MOVES = 9
 """Octaves that a move's square lies below 2^``gradient_steer`` of all squares, sizes taken by their scales: some moves of it, and
 scales up to two octaves wide."""
-
-FEW_ELEMENTS, FEW_FINER = 256, 2
-"""Below how many elements a gradient's quantum is finer, and by how many octaves: its entries cost next to nothing, and a single
-one that is turned is much of it."""
 
 
 def coarsest_quantum(policy: Policy, gradients: Iterable[tuple[int, np.ndarray]]) -> int | None:
@@ -57,7 +53,7 @@ def chosen_floor(policy: Policy, grid: SiteGrid, coarsest: int | None, elements:
     """
     floor, sparsest = policy.finest_floor(grid.band), grid.band + SPARSEST
     if coarsest is not None:
-        finer = FEW_FINER if elements < FEW_ELEMENTS else 0
+        finer = SMALL_FINER if elements < SMALL_SITE else 0
         floor = min(floor, coarsest - int(grid.scales.max())) - finer
     return max(floor, sparsest)
 

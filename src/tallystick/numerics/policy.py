@@ -266,6 +266,10 @@ With q = 16 delta one element in eight is ambiguous, and gaps and sides take 0.6
 one in four and 1.07 bit, more than the one bit of a parity (spec/policies.md 7).
 """
 
+SMALL_SITE, SMALL_FINER = 256, 2
+"""Elements of a gradient below which its quantum is finer, and by how many octaves: its entries or residues cost next to nothing,
+and a single one that is turned is much of it."""
+
 LEAF = replace(
     FP64,
     name="leaf",

@@ -24,7 +24,6 @@ from tallystick.execution.rounding.grids import (
     CLEAR,
     NOISE_BAND,
     RISES,
-    SMALL_FINER,
     UNSEEN,
     as_heard,
     floor_exponent,
@@ -53,7 +52,16 @@ from tallystick.numerics.log import (
     encode_decision,
     encode_frame,
 )
-from tallystick.numerics.policy import BF16, FP32, FP64, SPARSEST, Policy, entry_budget, policy_of
+from tallystick.numerics.policy import (
+    BF16,
+    FP32,
+    FP64,
+    SMALL_FINER,
+    SPARSEST,
+    Policy,
+    entry_budget,
+    policy_of,
+)
 from tallystick.numerics.rounding import round_recorded
 
 POLICIES = pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
@@ -1305,3 +1313,23 @@ def test_rows_are_as_uneven_as_the_follower_finds_them(
     checks = HeaderChecks(policy, GridTable({}), GridTable({}), [], excesses, is_first=True, yardstick=own)
     checks.check_blocks(place, site_grid(policy, Kind.GRADIENT, -4, np.zeros(blocks, dtype=np.int64)), x, "w")
     assert (excesses == []) == accepted
+
+
+@pytest.mark.parametrize("policy", [FP32, FP64, BF16], ids=["fp32", "fp64", "bf16"])
+@pytest.mark.parametrize("is_left_out", [True, False])
+@pytest.mark.parametrize("octaves", [0, -1])
+def test_what_a_measured_step_leaves_out_keeps_its_grid(
+    policy: Policy, octaves: int, *, is_left_out: bool
+) -> None:
+    """Two tasks by turns: the noise of one is known, and no step in which grids are chosen has its gradient; 93 % for 0 %."""
+    place, zeros = (Kind.GRADIENT, 0), np.zeros(1, dtype=np.int64)
+    noise = SiteNoise(2.0**-20, zeros, 1.0, 2.0**-20, 4096)
+    grid = replace(site_grid(policy, Kind.GRADIENT, policy.gradient_band[0] + 2, zeros))
+    before = Yardstick(policy, Calibration({place: noise}, GridTable({place: grid})))
+    now = Yardstick(policy, Calibration({} if is_left_out else {place: noise}, GridTable({})), before)
+    excesses = list[Any]()
+    checks = HeaderChecks(policy, GridTable({}), GridTable({place: grid}), [], excesses, yardstick=now)
+    stated = replace(grid, floor=grid.floor + octaves, residue_bits=8 if grid.residue_bits else 0)
+    checks.before.sites[Kind.GRADIENT, 0] = replace(grid, residue_bits=stated.residue_bits)
+    checks.check_unmeasured(GridTable({place: stated}), str)
+    assert bool(excesses) == (is_left_out and octaves != 0)

@@ -24,8 +24,6 @@ from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     ROW_SPREAD,
     SMALL_BITS,
-    SMALL_FINER,
-    SMALL_SITE,
     STILL,
     UNSEEN,
     activation_grid,
@@ -44,7 +42,7 @@ from tallystick.numerics.budget import chosen_floor, coarsest_quantum
 from tallystick.numerics.grid_table import GridTable, SiteGrid, SiteKey
 from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
-from tallystick.numerics.policy import PER_KIND, Policy, hearing_safety
+from tallystick.numerics.policy import PER_KIND, SMALL_FINER, SMALL_SITE, Policy, hearing_safety
 
 FEWEST = 8  # elements of a gradient below which one repetition says next to nothing of its noise
 STATE_SAFETY = (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from tallystick.execution.noise.measured import SiteNoise, exponent_above
 from tallystick.execution.rounding.grids import (
-    SMALL_SITE,
     is_noise_only,
 )
 from tallystick.numerics.grid_table import SiteGrid
-from tallystick.numerics.policy import Policy
+from tallystick.numerics.policy import SMALL_SITE, Policy
 
 SMALL_SITE_SAFETY = 6
 

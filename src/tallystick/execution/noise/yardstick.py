@@ -290,7 +290,8 @@ class Yardstick:
 
         ``was_noise`` is whether the gradient was declared nothing but noise in the step before.
 
-        A band that is narrower moves nothing: machines that cannot follow it find that out, and accuse nobody of it.
+        A band that is narrower moves nothing by itself: machines that cannot follow it find that out, and accuse nobody of it.
+        What it does to a quantum is held to where floors are (``rounding.breaches``).
         """
         noise = self.noise.get(place)
         finest = SiteGrid(0, self.policy.decision_band[0], 0) if place[0] == Kind.DECISION else None

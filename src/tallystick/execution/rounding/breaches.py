@@ -9,8 +9,6 @@ from tallystick.execution.noise.freedom import Excess
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
-    SMALL_FINER,
-    SMALL_SITE,
     STILL,
     Site,
     expected_form,
@@ -24,7 +22,7 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Kind,
 )
-from tallystick.numerics.policy import SPARSEST, Policy
+from tallystick.numerics.policy import SMALL_FINER, SMALL_SITE, SPARSEST, Policy
 
 
 @dataclass(frozen=True)
@@ -104,18 +102,14 @@ def find_other_floors(
         and noise[place].rms > 0.0
         and not is_noise_only(grid)
     }
-    # A loop of one's own may train a part of what it measures, clipped or averaged: floors are of what was measured.
+    # Where noise decides between two scales of a large gradient, either may be the trainer's.
     own = [(noise[place].elements, noise[place].scales) for place in heard]
     stated = [(noise[place].elements, grid.scales) for place, grid in heard.items()]
     coarsest = [coarsest_quantum(policy, each) for each in (own, stated)]
     found: list[tuple[Site | None, Excess]] = []
     for place, grid in heard.items():
         elements, mine = noise[place].elements, None if usual is None else usual.sites.get(place)
-        measured = (
-            grid.with_scales(noise[place].scales) if noise[place].scales.size == grid.scales.size else grid
-        )
-        forms = ((grid, coarsest[0]), (grid, coarsest[1]), (measured, coarsest[0]))
-        floors = [chosen_floor(policy, form, each, elements) for form, each in forms]
+        floors = [chosen_floor(policy, grid, each, elements) for each in coarsest]
         if grid.residue_bits:
             wanted = floor_exponent(
                 grid.band, policy.gradient_floor, residue_bits_of(policy, Kind.GRADIENT, grid.band)

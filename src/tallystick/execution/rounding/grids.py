@@ -18,7 +18,14 @@ from tallystick.errors import InvalidInput
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import NearestGrid
-from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, hearing_safety
+from tallystick.numerics.policy import (
+    SMALL_FINER,
+    SMALL_SITE,
+    SPARSEST,
+    ActivationRule,
+    Policy,
+    hearing_safety,
+)
 from tallystick.numerics.tensor_measures import block_rms, sample_stride, sampled_rms
 
 ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
@@ -43,8 +50,7 @@ AFTER_BACKWARD = frozenset(
 )  # none is rounded before the optimizer steps
 ACTIVATIONS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT})
 REACHED = 3  # bits of residues less than octaves between a gradient's largest element and its quantum
-SMALL_SITE = 256  # elements of a gradient below which octaves and bits more cost nothing beside the others
-SMALL_FINER, SMALL_BITS = 2, 1  # octaves, and bits beyond those that they take
+SMALL_BITS = 1  # of residues of few elements, beyond those that a finer quantum takes
 SHORTEST_ROW = 16  # where every row has a scale: a scale costs a few bits, the row at least so many
 FEWEST_ROWS = 64  # of a matrix that may have a scale for each
 

@@ -21,7 +21,6 @@ from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     ROW_DIP,
     ROW_SPREAD,
-    SMALL_SITE,
     UNKNOWN_NOISE,
     UNSEEN,
     Site,
@@ -55,7 +54,7 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Kind,
 )
-from tallystick.numerics.policy import Policy, hearing_safety
+from tallystick.numerics.policy import SMALL_SITE, Policy, hearing_safety
 from tallystick.numerics.tensor_measures import block_rms
 
 SPREAD_DOUBT = 2.0**-14  # by how much rows may be more uneven for the follower, besides noise; no autocast
@@ -156,10 +155,11 @@ class HeaderChecks:
         return activation_grid(rule, rule.band[0] + UNKNOWN_NOISE, grid.scales)
 
     def check_unmeasured(self, table: GridTable, name: Callable[[Site], str]) -> None:
-        """Note another grid, where noise is measured, than a gradient gets that has no value but zero then, or none."""
+        """Note another grid, where noise is measured, than a gradient gets that has no value but zero then, or is left out."""
         assert self.yardstick is not None
         for place, grid in table.sites.items() if self.is_calibrated else ():
-            if place[0] != Kind.GRADIENT or is_noise_only(grid) or not self.yardstick.is_unmeasured(place):
+            is_seen = place in self.yardstick.fresh and not self.yardstick.is_unmeasured(place)
+            if place[0] != Kind.GRADIENT or is_noise_only(grid) or is_seen:
                 continue
             before = self._grid_before(place)
             own = unseen_grid(self.policy, Kind.GRADIENT, grid.scales) if before is None else before
