@@ -157,9 +157,10 @@ class Acceptance:
         if self._yardstick is not None:
             context.hold_against(self._yardstick)
             is_fresh = is_trainers and self._measured == session.step and not self.is_loop
-            if is_fresh and session.chooses_grids(session.step):
+            if is_fresh:
+                before = None if session.chooses_grids(session.step) else session.table
                 context.excesses += find_other_floors(
-                    session.policy, context.table, self._yardstick, session.site_name
+                    session.policy, context.table, self._yardstick, session.site_name, before
                 )
         if overdue and continues and not is_trainers:
             context.hold_overdue()

@@ -25,7 +25,6 @@ from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     RISES,
     UNSEEN,
-    as_heard,
     floor_exponent,
     held_grid,
     is_noise_only,
@@ -785,20 +784,12 @@ def test_where_grids_are_not_chosen_a_floor_rises_as_far_as_its_new_band_asks_fo
         assert (held.band, held.floor == now.floor) == (now.band, not noted)
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([21]))
     near = site_grid(policy, Kind.GRADIENT, CLEAR + 1, before.scales)
-    heard = as_heard(policy, near)
-    near = replace(near, floor=heard.floor + 2)
-    for first, second, noted in (
-        (near, silent, 0),
-        (silent, heard, 0),
-        (silent, near, 1),
-        (silent, silent, 0),
-    ):
-        assert forms_noted(policy, second, first, calibrated=True, chooses=False) == noted
+    for first, second in ((near, silent), (silent, near), (silent, silent)):
+        assert forms_noted(policy, second, first, calibrated=True, chooses=False) == 0
         assert held_grid(policy, Kind.GRADIENT, first, second) == first, "heard or silent, it stays that"
-        grown = held_grid(policy, Kind.GRADIENT, first, second, has_outgrown=True)
-        assert grown == (heard if second is near else second)
+        assert held_grid(policy, Kind.GRADIENT, first, second, has_outgrown=True) == second
     clear = site_grid(policy, Kind.GRADIENT, CLEAR, before.scales)
-    assert held_grid(policy, Kind.GRADIENT, silent, clear) == as_heard(policy, clear), "a signal beyond doubt"
+    assert held_grid(policy, Kind.GRADIENT, silent, clear) == clear, "a signal beyond doubt"
     assert held_grid(policy, Kind.GRADIENT, clear, silent) == clear
 
 
@@ -881,12 +872,9 @@ def test_a_gradient_that_is_heard_again_has_the_band_that_its_floor_asks_for(pol
     lowest, highest = policy.gradient_band[0], loudest_band(policy, was_noise=True)
     widest = max(lowest, -20 + 2 + 1 - 1)
     for band, noted in ((lowest, 0), (widest, 0), (widest + 1, 1), (highest, 1)):
-        found = heard_notes(policy, as_heard(policy, site_grid(policy, Kind.GRADIENT, band, np.array([1]))))
+        found = heard_notes(policy, site_grid(policy, Kind.GRADIENT, band, np.array([1])))
         assert len([each for each in found if f"a band of 2**{widest} at most" in each]) == noted, band
-    plain = as_heard(policy, site_grid(policy, Kind.GRADIENT, lowest, np.array([1])))
-    assert policy is not FP32 or plain.floor == lowest + SPARSEST, (
-        "a scale chosen again moves next to nothing"
-    )
+    plain = site_grid(policy, Kind.GRADIENT, lowest, np.array([1]))
     coarse = heard_notes(policy, replace(plain, floor=plain.floor + 1))
     assert any("a band of" in each for each in coarse), "nor another floor than goes with its band"
     assert "noise only, of no values" in heard_notes(policy, plain, values=False)
@@ -912,7 +900,8 @@ def test_a_gradient_without_values_keeps_its_grid_where_noise_is_measured(policy
     unseen = unseen_grid(policy, Kind.GRADIENT, np.array([UNSEEN]))
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([1]))
     for now, before, first, noted in (
-        (plain, plain, False, 0), (wide, plain, False, 1), (plain, silent, False, 1), (silent, plain, False, 0),
+        (plain, plain, False, 0), (wide, plain, False, 1), (plain, silent, False, 1), (silent, plain, False, 1),
+        (silent, silent, False, 0),
         (unseen, None, True, 0), (wide, None, True, 1), (wide, wide, True, 1),
     ):  # fmt: skip
         assert len(calibrated_notes(policy, now, before, first=first)) == noted, (now, before, first)
@@ -1333,3 +1322,27 @@ def test_what_a_measured_step_leaves_out_keeps_its_grid(
     checks.before.sites[Kind.GRADIENT, 0] = replace(grid, residue_bits=stated.residue_bits)
     checks.check_unmeasured(GridTable({place: stated}), str)
     assert bool(excesses) == (is_left_out and octaves != 0)
+
+
+@pytest.mark.parametrize("policy", [FP32, FP64, BF16], ids=["fp32", "fp64", "bf16"])
+@pytest.mark.parametrize(
+    ("scales", "band", "is_first", "accepted"),
+    [
+        (1, None, True, True),
+        (100, None, True, False),
+        (1, NOISE_BAND, True, False),
+        (1, NOISE_BAND, False, False),
+    ],
+)
+def test_what_a_measured_step_leaves_out_has_one_scale_and_does_not_become_noise(
+    policy: Policy, scales: int, band: int | None, *, is_first: bool, accepted: bool
+) -> None:
+    """Rows of a layer that comes later, each on quanta of its own, or heard anew on quanta by its band: 100 % for 1 and 8 %."""
+    place, unseen = (Kind.GRADIENT, 0), np.full(scales, UNSEEN)
+    stated = unseen_grid(policy, Kind.GRADIENT, unseen)
+    stated = stated if band is None else site_grid(policy, Kind.GRADIENT, band, unseen)
+    before = GridTable({place: unseen_grid(policy, Kind.GRADIENT, np.zeros(1, dtype=np.int64))})
+    own, excesses = Yardstick(policy, Calibration({}, GridTable({}))), list[Any]()
+    checks = HeaderChecks(policy, GridTable({}), before, [], excesses, is_first=is_first, yardstick=own)
+    checks.check_unmeasured(GridTable({place: stated}), str)
+    assert (excesses == []) == accepted

@@ -658,6 +658,28 @@ def test_a_floor_is_the_one_that_follows_where_grids_are_chosen(policy: Policy, 
     assert find_other_floors(policy, finer, left_out, str) == [], "a layer left out keeps its grid"
 
 
+@pytest.mark.parametrize("elements", [4096, 16])
+def test_what_is_heard_anew_has_the_floor_of_this_steps_sizes_whatever_its_band(elements: int) -> None:
+    """A layer frozen at first, heard on quanta by the band that its trainer states: 100 % for 8 % of an honest run."""
+    heard, zeros = (Kind.GRADIENT, 1), np.zeros(1, dtype=np.int64)
+    noise = {
+        at: SiteNoise(2.0**-40, zeros, 0.7, 2.0**-40, n) for at, n in ((WEIGHT, elements), (heard, 1 << 20))
+    }
+    grids = {at: site_grid(FP32, Kind.GRADIENT, FP32.gradient_band[0], zeros) for at in noise}
+    usual = GridTable({**finer_grids(FP32, noise, grids)})
+    yardstick = Yardstick(FP32, Calibration(noise, usual, usual=usual))
+    silent = site_grid(FP32, Kind.GRADIENT, NOISE_BAND, zeros)
+    before = GridTable({WEIGHT: silent, heard: grids[heard]})
+    for band, floor in ((0, 0), (2, 0), (0, 1), (0, -1), (4, 2)):
+        own = usual.sites[WEIGHT]
+        changed = replace(own, band=own.band + band, floor=own.floor + floor)
+        held = replace(usual.sites[heard], floor=usual.sites[heard].floor + floor).with_scales([3])
+        found = find_other_floors(FP32, GridTable({WEIGHT: changed, heard: held}), yardstick, str, before)
+        assert [site for site, _ in found] == ([WEIGHT] if floor else [])
+    silenced = GridTable(dict.fromkeys(noise, silent))
+    assert find_other_floors(FP32, silenced, yardstick, str, before) == []
+
+
 @pytest.mark.parametrize(
     ("octaves", "dims", "accepted"),
     [(0, 2, True), (-1, 2, True), (1, 2, True), (-2, 2, True), (2, 2, True), (-3, 2, False), (-3, 4, True)],

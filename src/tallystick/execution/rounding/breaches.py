@@ -86,28 +86,38 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
 
 
 def find_other_floors(
-    policy: Policy, table: GridTable, yardstick: Yardstick, name: Callable[[Site], str]
+    policy: Policy,
+    table: GridTable,
+    yardstick: Yardstick,
+    name: Callable[[Site], str],
+    before: GridTable | None = None,
 ) -> list[tuple[Site | None, Excess]]:
-    """Return which floors, in a step in which grids are chosen, do not follow from the gradients' sizes and bands.
+    """Return which floors of a step whose noise was measured do not follow from the gradients' sizes and bands.
 
     Where an optimizer divides by the root of squares, whoever chooses a quantum chooses the rate of what is smaller. So
     none may lie farther below that of the auditor's own band, measured as the trainer does, than bands may lie above.
+
+    Args:
+        policy: the run's.
+        table: the step's grids.
+        yardstick: the auditor's measurement of this step.
+        name: says what a site is called.
+        before: None where grids are chosen; else the grids before the step, of which what was nothing but noise is heard anew.
     """
     noise, usual = yardstick.noise, yardstick.measured.usual
-    heard = {
-        place: grid
-        for place, grid in table.sites.items()
-        if place[0] == Kind.GRADIENT
-        and place in yardstick.fresh
-        and noise[place].rms > 0.0
-        and not is_noise_only(grid)
-    }
-    # Where noise decides between two scales of a large gradient, either may be the trainer's.
-    own = [(noise[place].elements, noise[place].scales) for place in heard]
-    stated = [(noise[place].elements, grid.scales) for place, grid in heard.items()]
-    coarsest = [coarsest_quantum(policy, each) for each in (own, stated)]
+    heard = _heard(table, yardstick)
+    if before is None:
+        # Where noise decides between two scales of a large gradient, either may be the trainer's.
+        own = [(noise[place].elements, noise[place].scales) for place in heard]
+        stated = [(noise[place].elements, grid.scales) for place, grid in heard.items()]
+        chosen, sizes = heard, [own, stated]
+    else:  # what is held keeps scales that say nothing of this step's
+        chosen = {place: grid for place, grid in heard.items() if _is_new(before.sites.get(place))}
+        asked = heard if usual is None else _heard(usual, yardstick)
+        sizes = [[(noise[place].elements, noise[place].scales) for place in asked]] if chosen else []
+    coarsest = [coarsest_quantum(policy, each) for each in sizes]
     found: list[tuple[Site | None, Excess]] = []
-    for place, grid in heard.items():
+    for place, grid in chosen.items():
         elements, mine = noise[place].elements, None if usual is None else usual.sites.get(place)
         floors = [chosen_floor(policy, grid, each, elements) for each in coarsest]
         if grid.residue_bits:
@@ -123,3 +133,19 @@ def find_other_floors(
             words = f"floor 2**{floors[0]} for its band 2**{grid.band} and size"
             found.append((place, Excess(name(place), words, f"2**{grid.floor}")))
     return found
+
+
+def _heard(table: GridTable, yardstick: Yardstick) -> dict[Site, SiteGrid]:
+    """Return the grids of the gradients that the step has, and that are more than noise."""
+    return {
+        place: grid
+        for place, grid in table.sites.items()
+        if place[0] == Kind.GRADIENT
+        and place in yardstick.fresh
+        and yardstick.noise[place].rms > 0.0
+        and not is_noise_only(grid)
+    }
+
+
+def _is_new(before: SiteGrid | None) -> bool:
+    return before is None or is_noise_only(before)

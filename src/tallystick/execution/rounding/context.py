@@ -28,7 +28,6 @@ from tallystick.execution.rounding.grids import (
     Site,
     activation_grid,
     activation_rule,
-    as_heard,
     decision_exponent,
     is_noise_only,
     is_quantum_noise,
@@ -287,7 +286,7 @@ class RecordingContext:
         band += band == NOISE_BAND  # which means something else
         if band > highest:
             return grid.with_scales(np.full(grid.scales.size, size + 1 - NOISE_BAND))
-        return as_heard(self.policy, site_grid(self.policy, Kind.GRADIENT, band, scales))
+        return site_grid(self.policy, Kind.GRADIENT, band, scales)
 
     def _risen(self) -> int:
         """Return by how many octaves noise may have risen with the step's largest gradient since it was measured."""

@@ -415,10 +415,8 @@ def held_grid(
         return before if grid.band <= before.band else grid.with_scales(before.scales)
     if keeps_hearing(policy, before, grid) and not has_outgrown:
         return before
-    if is_noise_only(grid):
+    if is_noise_only(grid) or is_noise_only(before):
         return grid
-    if is_noise_only(before):
-        return as_heard(policy, grid)
     if is_loud(policy, before, grid.band):
         return before
     return replace(grid.with_scales(before.scales), floor=held_floor(before, grid))
@@ -440,16 +438,6 @@ def held_floor(before: SiteGrid, grid: SiteGrid) -> int:
     """
     forced = grid.floor if grid.residue_bits else grid.band + SPARSEST
     return max(before.floor, forced)
-
-
-def as_heard(policy: Policy, grid: SiteGrid) -> SiteGrid:
-    """Return the grid of a gradient that was noise only, and is heard where grids are not chosen, with the floor it then has.
-
-    As fine as its band allows under ``fp32``: else whoever lets a gradient fall silent, and be heard again, has the choice among
-    its scales. The policy's own otherwise.
-    """
-    own = site_grid(policy, Kind.GRADIENT, grid.band, grid.scales).floor
-    return replace(grid, floor=own if policy.gradient_steer is None else grid.band + SPARSEST)
 
 
 def unseen_grid(policy: Policy, kind: Kind, scales: np.ndarray) -> SiteGrid:

@@ -26,7 +26,6 @@ from tallystick.execution.rounding.grids import (
     Site,
     activation_grid,
     activation_rule,
-    as_heard,
     blocks_for,
     expected_form,
     floor_exponent,
@@ -155,16 +154,25 @@ class HeaderChecks:
         return activation_grid(rule, rule.band[0] + UNKNOWN_NOISE, grid.scales)
 
     def check_unmeasured(self, table: GridTable, name: Callable[[Site], str]) -> None:
-        """Note another grid, where noise is measured, than a gradient gets that has no value but zero then, or is left out."""
+        """Note another grid, where noise is measured, than a gradient gets that has no value but zero then, or is left out.
+
+        Zeros may be called noise, and what is left out stays what it was; at first it has one scale, of no values.
+        """
         assert self.yardstick is not None
         for place, grid in table.sites.items() if self.is_calibrated else ():
-            is_seen = place in self.yardstick.fresh and not self.yardstick.is_unmeasured(place)
-            if place[0] != Kind.GRADIENT or is_noise_only(grid) or is_seen:
+            is_fresh, before = place in self.yardstick.fresh, self._grid_before(place)
+            is_silent = is_noise_only(grid) and (is_fresh or (before is not None and is_noise_only(before)))
+            is_seen = is_fresh and not self.yardstick.is_unmeasured(place)
+            if place[0] != Kind.GRADIENT or is_silent or is_seen:
                 continue
-            before = self._grid_before(place)
-            own = unseen_grid(self.policy, Kind.GRADIENT, grid.scales) if before is None else before
+            noise = self.yardstick.noise.get(place)
+            unseen = np.full(1 if noise is None else noise.scales.size, UNSEEN)
+            own = unseen_grid(self.policy, Kind.GRADIENT, unseen) if before is None else before
             if _form(own) != _form(grid):
-                texts = (f"band 2**{each.band}, floor 2**{each.floor}" for each in (own, grid))
+                texts = (
+                    f"band 2**{each.band}, floor 2**{each.floor}, {each.scales.size} scales"
+                    for each in (own, grid)
+                )
                 self.excesses.append((place, Excess(f"{name(place)}, of no values", *texts)))
 
     def check_heard(self, place: Site, grid: SiteGrid, largest: int | None, name: str, *, seen: bool) -> None:
@@ -185,7 +193,7 @@ class HeaderChecks:
         lowest = self.policy.gradient_band[0]
         widest = min(loudest_band(self.policy, was_noise=True), max(lowest, highest - int(grid.scales.max())))
         forms = [
-            _form(as_heard(self.policy, site_grid(self.policy, Kind.GRADIENT, band, grid.scales)))
+            _form(site_grid(self.policy, Kind.GRADIENT, band, grid.scales))
             for band in range(lowest, widest + 1)
             if band != NOISE_BAND
         ]
