@@ -24,7 +24,6 @@ from tallystick.execution.job import find_source
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
-    as_heard,
     is_noise_only,
     scale_exponent,
     settled_scales,
@@ -78,7 +77,7 @@ class Choosing(RecordingContext):
         else:
             if is_noise_only(grid):
                 scales = settled_scales(None, block_rms(x, 1), self.policy.row_scales)
-                heard = as_heard(self.policy, site_grid(self.policy, kind, BAND, scales))
+                heard = site_grid(self.policy, kind, BAND, scales)
                 self._grids[(kind, ordinal)] = heard
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
 
