@@ -191,14 +191,16 @@ class Acceptance:
         except Nondeterminism as problem:
             self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
         else:
+            zeros = frozenset[Site]()
             if own is not None and is_trainers and not session.chooses_grids(session.step):
                 wider = with_larger(session.policy, measured, own.measured)
                 measured = as_held(session.policy, wider, own.measured, changes)
             elif earlier is None or not is_trainers:
                 # Where an audit begins, the grids of gradients that were exactly zero are the trainer's word.
-                zero = {place for place, n in measured.noise.items() if n.rms == n.largest == 0.0}
-                measured = measured.without({place for place in zero if place[0] == Kind.GRADIENT})
-            self._yardstick = Yardstick(session.policy, measured, own, is_trainers=is_trainers)
+                nothing = (place for place, n in measured.noise.items() if n.rms == n.largest == 0.0)
+                zeros = frozenset(place for place in nothing if place[0] == Kind.GRADIENT)
+                measured = measured.without(zeros)
+            self._yardstick = Yardstick(session.policy, measured, own, is_trainers=is_trainers, zeros=zeros)
 
     @contextmanager
     def watching(self, session: Session, context: FollowingContext, backward: Backward) -> Generator[None]:

@@ -658,6 +658,22 @@ def test_a_floor_is_the_one_that_follows_where_grids_are_chosen(policy: Policy, 
     assert find_other_floors(policy, finer, left_out, str) == [], "a layer left out keeps its grid"
 
 
+@pytest.mark.parametrize(("rms", "is_noise"), [(2.0**-20, True), (2.0**-19, False)])
+def test_of_a_gradient_that_was_zero_the_loudest_noise_says_what_is_noise(
+    rms: float, *, is_noise: bool
+) -> None:
+    """A bias before a batch norm, in a branch whose loss had no weight when it was measured: an honest run was not accepted."""
+    zero = SiteNoise(0.0, np.zeros(1, dtype=np.int64), 0.0, 0.0, 16)
+    grid = site_grid(FP32, Kind.GRADIENT, NOISE_BAND, np.array([-19]))
+    own = Yardstick(FP32, Calibration({WEIGHT: zero}, GridTable({WEIGHT: grid})))
+    assert own.is_mostly_noise(WEIGHT, rms, 16) == is_noise
+    assert own.is_mostly_noise(WEIGHT, rms, 4096) == is_noise
+    seen = site_grid(FP32, Kind.GRADIENT, -9, np.array([-19]))
+    assert not Yardstick(FP32, Calibration({WEIGHT: zero}, GridTable({WEIGHT: seen}))).is_mostly_noise(
+        WEIGHT, rms, 16
+    )
+
+
 @pytest.mark.parametrize("elements", [4096, 16])
 def test_what_is_heard_anew_has_the_floor_of_this_steps_sizes_whatever_its_band(elements: int) -> None:
     """A layer frozen at first, heard on quanta by the band that its trainer states: 100 % for 8 % of an honest run."""

@@ -38,6 +38,7 @@ def session(
     context.hold_against = lambda yardstick: setattr(context, "yardstick", yardstick)
     return SimpleNamespace(
         policy=POLICIES["fp32"],
+        table=GridTable(),
         step=step,
         seed=1,
         parameters=[("w", torch.nn.Parameter(torch.ones(4)))],

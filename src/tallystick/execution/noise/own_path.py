@@ -44,7 +44,12 @@ LEAST_SPAN = 2.0**-6
 LOUD_SLACK = 0.25
 """The same of a tensor of ``LEAST_ROW`` elements or more, and of its rows, whose gradient was hardly more than its noise where
 the log chose; fewer add up to little, and one of them that falls otherwise is much of their mean."""
+LEAST_TENSOR = 512
+"""Elements that a tensor of ``LEAST_ROW`` or more, not hardly more than its noise, counts as at least, and so do all that have
+fewer together. In a gradient that is more than noise one element may be nothing else, as a key's bias is beside a value's: a
+single rounding leads that as far as the others go."""
 FEW_TOGETHER = f"all tensors of fewer than {LEAST_ROW} elements"
+SOME_TOGETHER = f"all tensors of {LEAST_ROW} to {LEAST_TENSOR - 1} elements"
 """Together they are held as one of many: a wide layer may be written as thousands of parameters."""
 MOST_CHOICES = 1
 """How many times a log may choose whether a whole gradient is nothing but noise, and its trainer when to measure that: honest
@@ -188,9 +193,13 @@ class _OwnTensor:
         return self._squares(self.farthest, trained.clamp(min=reached), now, origin)
 
     def pooled(self, now: Tensor, first: Tensor, origin: Tensor) -> tuple[float, int]:
-        """Return the sum of the squares of ``share`` as of a tensor of many elements, and of how many elements it is."""
+        """Return the sum of the squares of ``share`` as of a tensor of many elements, and of how many elements it is.
+
+        Of a tensor of few those that were led count alone.
+        """
         squares = self._squares_of(now, first, origin, torch.zeros_like(self.reached))
-        return float(squares.sum()) / (LOUD_SLACK**2 if self.is_loud else 1.0), int((squares > 0.0).sum())
+        elements = int((squares > 0.0).sum()) if now.numel() < LEAST_ROW else now.numel()
+        return float(squares.sum()) / (LOUD_SLACK**2 if self.is_loud else 1.0), elements
 
     def share(self, now: Tensor, first: Tensor, origin: Tensor) -> float:
         """Return how far the log led the parameter: the root of the mean square over its elements, a row's if that is much more.
@@ -201,7 +210,7 @@ class _OwnTensor:
         gradients, the mean over the elements that had values then counts as well: what has none in a step is not in it.
         """
         squares = self._squares_of(now, first, origin, self.reached)
-        whole = _mean(squares, self.chosen, first.numel())
+        whole = _mean(squares, self.chosen, first.numel() if self.is_loud else _counted(first))
         rows = first.numel() // self.row
         if rows > 1 and self.row >= LEAST_ROW:
             at = torch.arange(first.numel(), device=squares.device) if self.at is None else self.at
@@ -381,13 +390,16 @@ class OwnPath:
             )
             for ordinal, own in self.tensors.items()
         }
-        few = [
-            own.pooled(parameters[ordinal][1], self.first[ordinal], self.origin[ordinal])
-            for ordinal, own in self.tensors.items()
-            if parameters[ordinal][1].numel() < LEAST_ROW
-        ]
-        led, elements = sum(squares for squares, _ in few), sum(numel for _, numel in few)
-        return {**shares, FEW_TOGETHER: (led / max(elements, LEAST_ROW)) ** 0.5} if led else shares
+        for what, lowest, most in ((FEW_TOGETHER, 0, LEAST_ROW), (SOME_TOGETHER, LEAST_ROW, LEAST_TENSOR)):
+            pooled = [
+                own.pooled(parameters[ordinal][1], self.first[ordinal], self.origin[ordinal])
+                for ordinal, own in self.tensors.items()
+                if lowest <= parameters[ordinal][1].numel() < most
+            ]
+            led, elements = sum(squares for squares, _ in pooled), sum(numel for _, numel in pooled)
+            if led:
+                shares[what] = (led / max(elements, most)) ** 0.5
+        return shares
 
     @property
     def choices(self) -> int:
@@ -417,6 +429,10 @@ def _begun(run: torch.optim.Optimizer, p: nn.Parameter, at: Tensor) -> _OwnTenso
     optimizer.param_groups = [{**_group_of(run, p), "params": [own]}]
     optimizer.state[own] = _picked(run.state.get(p, {}), p, at)
     return _OwnTensor(optimizer, own, at, _row_of(p), *_nothing(own))
+
+
+def _counted(p: Tensor) -> int:
+    return max(p.numel(), LEAST_TENSOR) if p.numel() >= LEAST_ROW else p.numel()
 
 
 def _median_way(now: Tensor, first: Tensor) -> float:

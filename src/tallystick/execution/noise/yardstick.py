@@ -67,7 +67,7 @@ class Yardstick:
     What of gradients and buffers that one does not see, of a layer that its step leaves out, the one ``before`` still says.
     What single results carried then, they may again: ``steady`` is whether none of them was most of the noise in either.
     ``is_trainers`` says that the trainer measured in the same step, so that what it found to be noise only was that in this one.
-    ``fresh`` are the sites that this calibration saw.
+    ``fresh`` are the sites that this calibration saw, ``zeros`` those of which it saw nothing but that, and says nothing.
     """
 
     def __init__(
@@ -77,8 +77,10 @@ class Yardstick:
         before: Yardstick | None = None,
         *,
         is_trainers: bool = True,
+        zeros: frozenset[Site] = frozenset(),
     ) -> None:
-        self.policy, self.is_trainers, self.fresh = policy, is_trainers, frozenset(measured.noise)
+        self.policy, self.is_trainers, self.zeros = policy, is_trainers, zeros
+        self.fresh = frozenset(measured.noise)
         self.measured = measured if before is None else _completed(measured, before.measured)
         self.noise: dict[Site, SiteNoise] = {**self.measured.noise}
         self._pooled = self._pooled_mean()
@@ -276,12 +278,15 @@ class Yardstick:
     def is_mostly_noise(self, place: Site, rms: float, numel: int) -> bool:
         """Whether a gradient of this size is hardly more than its noise: one of few elements, or one that is noise only here.
 
-        Sums that cancel leave up to twenty times as much on one machine as on another (docs/adr/0026).
+        Sums that cancel leave up to twenty times as much on one machine as on another (docs/adr/0026). Of what was zero when it
+        was measured the loudest of the others says how much.
         """
-        noise = self.noise.get(place)
+        noise, own = self.noise.get(place), self.measured.table.sites.get(place)
         if noise is None or (numel >= FEW_ELEMENTS and self.hears(place)):
             return False
-        return MOSTLY_NOISE * noise.largest >= rms
+        was_zero = noise.rms == noise.largest == 0.0 and own is not None and is_noise_only(own)
+        floor = math.ldexp(1.0, int(own.scales.max()) + own.band) if was_zero and own is not None else 0.0
+        return max(MOSTLY_NOISE * noise.largest, floor) >= rms
 
     def compare_band(
         self, place: Site, grid: SiteGrid | None, *, was_noise: bool = False

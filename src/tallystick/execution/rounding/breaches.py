@@ -13,6 +13,7 @@ from tallystick.execution.rounding.grids import (
     Site,
     expected_form,
     floor_exponent,
+    is_new,
     is_noise_only,
     lowest_floor,
     residue_bits_of,
@@ -112,7 +113,7 @@ def find_other_floors(
         stated = [(noise[place].elements, grid.scales) for place, grid in heard.items()]
         chosen, sizes = heard, [own, stated]
     else:  # what is held keeps scales that say nothing of this step's
-        chosen = {place: grid for place, grid in heard.items() if _is_new(before.sites.get(place))}
+        chosen = {place: grid for place, grid in heard.items() if is_new(before.sites.get(place))}
         asked = heard if usual is None else _heard(usual, yardstick)
         sizes = [[(noise[place].elements, noise[place].scales) for place in asked]] if chosen else []
     coarsest = [coarsest_quantum(policy, each) for each in sizes]
@@ -145,7 +146,3 @@ def _heard(table: GridTable, yardstick: Yardstick) -> dict[Site, SiteGrid]:
         and yardstick.noise[place].rms > 0.0
         and not is_noise_only(grid)
     }
-
-
-def _is_new(before: SiteGrid | None) -> bool:
-    return before is None or is_noise_only(before)

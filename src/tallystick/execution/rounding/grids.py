@@ -81,6 +81,15 @@ def is_noise_only(grid: SiteGrid) -> bool:
     return grid.scales.size > 0 and grid.band == NOISE_BAND
 
 
+def is_new(before: SiteGrid | None) -> bool:
+    """Whether a gradient that was on the grid ``before``, and is heard, is so anew: it was noise, or had no value but zero."""
+    return (
+        before is None
+        or is_noise_only(before)
+        or (before.scales.size > 0 and int(before.scales.max()) <= UNSEEN)
+    )
+
+
 def largest_scale(table: GridTable) -> int | None:
     """Return the largest gradient scale exponent in ``table``, noise-only tensors left out."""
     scales = [
@@ -415,7 +424,7 @@ def held_grid(
         return before if grid.band <= before.band else grid.with_scales(before.scales)
     if keeps_hearing(policy, before, grid) and not has_outgrown:
         return before
-    if is_noise_only(grid) or is_noise_only(before):
+    if is_noise_only(grid) or is_new(before):
         return grid
     if is_loud(policy, before, grid.band):
         return before

@@ -31,6 +31,7 @@ from tallystick.execution.rounding.grids import (
     floor_exponent,
     has_dips,
     held_grid,
+    is_new,
     is_noise_only,
     keeps_hearing,
     kept_scales,
@@ -156,12 +157,14 @@ class HeaderChecks:
     def check_unmeasured(self, table: GridTable, name: Callable[[Site], str]) -> None:
         """Note another grid, where noise is measured, than a gradient gets that has no value but zero then, or is left out.
 
-        Zeros may be called noise, and what is left out stays what it was; at first it has one scale, of no values.
+        What never had another value than zero may be called noise; what is left out stays what it was, at first of one scale.
         """
         assert self.yardstick is not None
         for place, grid in table.sites.items() if self.is_calibrated else ():
             is_fresh, before = place in self.yardstick.fresh, self._grid_before(place)
-            is_silent = is_noise_only(grid) and (is_fresh or (before is not None and is_noise_only(before)))
+            is_left_out = not is_fresh and place not in self.yardstick.zeros
+            may_fall = before is not None and is_noise_only(before) if is_left_out else is_new(before)
+            is_silent = is_noise_only(grid) and may_fall
             is_seen = is_fresh and not self.yardstick.is_unmeasured(place)
             if place[0] != Kind.GRADIENT or is_silent or is_seen:
                 continue
