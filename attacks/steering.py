@@ -606,9 +606,9 @@ class SteeringContext(RecordingContext):
             if yardstick.compare_band(place, wide)[1] is None:
                 if self.policy.gradient_steer is None:
                     return wide
-                return replace(
-                    wide, floor=max(grid.floor, band + SPARSEST)
-                )  # the rule for floors (docs/adr/0026)
+                floor = max(grid.floor, band + SPARSEST)  # the rule for floors (docs/adr/0026)
+                if floor <= wide.floor:
+                    return replace(wide, floor=floor)
         return grid
 
     def silence(self) -> None:
