@@ -26,7 +26,7 @@ from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick, as_held, with_larger
 from tallystick.execution.rounding.breaches import find_other_floors
 from tallystick.execution.rounding.following import FollowingContext
-from tallystick.execution.rounding.grids import DOUBT, Site, scale_exponent
+from tallystick.execution.rounding.grids import DOUBT, Site, is_noise_only, scale_exponent
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
@@ -260,7 +260,9 @@ class Acceptance:
         gradients = {name: (int(Kind.GRADIENT), n) for n, (name, _) in enumerate(session.parameters)}
         for name, tensor in bend.tensors.items():
             place = gradients.get(name)
-            moved = self._above_noise(name, place, tensor, session)
+            grid = None if place is None else context.table.sites.get((Kind.GRADIENT, place[1]))
+            is_silent = grid is not None and is_noise_only(grid)
+            moved = self._above_noise(name, place, tensor, session, is_silent=is_silent)
             if place is not None and not moved <= (SINGLE * most) ** 2 * tensor.own:
                 stated = math.sqrt(moved / tensor.own) if tensor.own > 0.0 else math.inf
                 what = f"{name}: what the log's decisions make of this gradient"
@@ -268,7 +270,9 @@ class Acceptance:
                 context.excesses.append((place, excess))
             self._bends.setdefault(name, TensorBend()).add(moved, tensor.own)
 
-    def _above_noise(self, name: str, place: Site | None, bend: TensorBend, session: Session) -> float:
+    def _above_noise(
+        self, name: str, place: Site | None, bend: TensorBend, session: Session, *, is_silent: bool
+    ) -> float:
         """Return how far decisions moved a gradient or a buffer, squared, beyond what noise does to it too."""
         assert self._yardstick is not None
         if bend.moved == 0.0:
@@ -279,7 +283,8 @@ class Acceptance:
             expected = 0.0 if noise is None else noise.elements * noise.largest**2
         else:
             numel = session.parameters[place[1]][1].numel()
-            if self._yardstick.is_mostly_noise(place, math.sqrt(bend.own / max(numel, 1)), numel):
+            rms = math.sqrt(bend.own / max(numel, 1))
+            if self._yardstick.is_mostly_noise(place, rms, numel, is_silent=is_silent):
                 return 0.0
             expected = self._yardstick.unsure(place, bend.own)
         return 0.0 if bend.moved <= expected else bend.moved - expected  # what is not a number is more
@@ -298,9 +303,11 @@ class Acceptance:
         """Note where the follower's own rounding would have given other values than the log's."""
         _, p = session.parameters[ordinal]
         is_measured = context.is_calibrated or self._latest == session.step
+        noise = None if self._yardstick is None else self._yardstick.noise.get((Kind.GRADIENT, ordinal))
+        noisy = None if noise is None or noise.noisy.size != p.numel() else torch.from_numpy(noise.noisy)
         self._own.note(
             session.optimizer, ordinal, p, gradient, at, own,
-            is_loud=is_loud, is_all=is_all, is_measured=is_measured,
+            is_loud=is_loud, is_all=is_all, is_measured=is_measured, noisy=noisy,
         )  # fmt: skip
 
     def count(self, session: Session, context: FollowingContext) -> None:

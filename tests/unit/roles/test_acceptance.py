@@ -122,7 +122,7 @@ def led_session(step: int) -> Any:
 
 def take_step(auditor: Acceptance, now: Any, own: float) -> None:
     """Take a step of which the log chose the gradient of one element, four, where the auditor's is ``own``."""
-    context: Any = SimpleNamespace(freedom=StepFreedom(), excesses=[])
+    context: Any = SimpleNamespace(freedom=StepFreedom(), excesses=[], table=GridTable())
     gradient = torch.tensor([4.0, 0.0, 0.0, 0.0])
     context.is_calibrated = False
     auditor._note_own(now, context, 0, gradient, torch.tensor([0]), torch.tensor([own]), False, False)
@@ -279,7 +279,9 @@ def test_momentum_carries_a_push_farther_than_the_update_it_is_part_of(
     after.policy = POLICIES["bf16"]
     with torch.no_grad():
         after.parameters[0][1].add_(1.0)  # four elements by one: a distance of two
-    context: Any = SimpleNamespace(freedom=StepFreedom(energy=4.0, shifted=1.0), excesses=[])
+    context: Any = SimpleNamespace(
+        freedom=StepFreedom(energy=4.0, shifted=1.0), excesses=[], table=GridTable()
+    )
     measured.count(after, context)
     assert measured.freedom.path == pytest.approx(0.5 * 2.0 * factor)
 
@@ -294,7 +296,7 @@ def bent_step(followed: list[float], own: list[float], moved: int = 1) -> Any:
     made.tensors = SimpleNamespace(all_buffers=list)
     made.policy = POLICIES["bf16"]
     made.following_context = lambda frame, form: None
-    context: Any = SimpleNamespace(frame=None, excesses=[])
+    context: Any = SimpleNamespace(frame=None, excesses=[], table=GridTable())
     context.freedom = StepFreedom(decisions_moved=moved)
     return made, context, ([torch.tensor(own)], {}, 0.0)
 
@@ -328,7 +330,7 @@ def noted_of(
     auditor = Acceptance(Limits(), Freedom())
     auditor._yardstick = Yardstick(POLICIES["bf16"], Calibration({place: measured}, GridTable({place: grid})))
     made: Any = SimpleNamespace(policy=POLICIES["bf16"], parameters=[("w", torch.zeros(512))], sites=[])
-    context: Any = SimpleNamespace(freedom=StepFreedom(), excesses=[])
+    context: Any = SimpleNamespace(freedom=StepFreedom(), excesses=[], table=GridTable())
     auditor._note_bend(made, context, StepBend(whole, {name: TensorBend(moved, own)}))
     return auditor, context
 
@@ -352,6 +354,21 @@ def test_decisions_bend_one_gradient_by_four_times_that_at_most(moved: float, no
 
 def test_what_decisions_make_of_noise_is_noise() -> None:
     assert noted_of(0.001, 2048.0, 512.0, noise=0.25)[1].excesses == []
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_decisions_bend_what_was_zero_where_the_log_hears_it(*, is_silent: bool) -> None:
+    """A branch that is off when noise is measured, gates that its trainer opens after: 79 % for 23 % of an honest run."""
+    place, zero, policy = (int(Kind.GRADIENT), 0), np.zeros(1, dtype=np.int64), POLICIES["fp32"]
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, zero)
+    measured = Calibration({place: SiteNoise(0.0, zero, 0.0, 0.0, 512)}, GridTable({place: silent}))
+    auditor = Acceptance(Limits(), Freedom())
+    auditor._yardstick = Yardstick(policy, measured)
+    made: Any = SimpleNamespace(policy=policy, parameters=[("w", torch.zeros(512))], sites=[])
+    grid = silent if is_silent else site_grid(policy, Kind.GRADIENT, -9, zero)
+    context: Any = SimpleNamespace(freedom=StepFreedom(), excesses=[], table=GridTable({place: grid}))
+    auditor._note_bend(made, context, StepBend(0.001, {"w": TensorBend(128.0, 128.0)}))
+    assert len(context.excesses) == (not is_silent)
 
 
 def of_all_steps(auditor: Acceptance) -> list[str]:

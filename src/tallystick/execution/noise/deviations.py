@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.noise.measured import SiteNoise
+from tallystick.execution.noise.measured import LEAST_TENSOR, MOSTLY, SiteNoise
 from tallystick.execution.noise.safety import safety_for
 from tallystick.execution.rounding.grids import (
     UNSEEN,
@@ -76,6 +76,10 @@ class Deviations:
                 weights = np.exp2(noise.scales.astype(np.float64))
                 self.sizes[-1] += float(mean @ weights) * noise.elements / weights.size
             self._raise((Kind.GRADIENT, ordinal), largest, mean)
+            if x.numel() < LEAST_TENSOR:
+                size, apart = x.detach().double().abs(), (x.detach().double() - y.detach().double()).abs()
+                is_noise = ((apart > 0.0) & (size <= MOSTLY * apart)).reshape(-1).cpu().numpy()
+                noise.noisy = is_noise | noise.noisy if noise.noisy.size else is_noise
 
     def compare_outputs(self, again: list[Tensor | None], *, whole: bool) -> None:
         """Take note of what the numbers of a loss do to gradients: bands need be no wider, so it counts as less noise."""

@@ -13,6 +13,11 @@ from tallystick.execution.rounding.grids import (
 from tallystick.execution.session.sites import Site
 from tallystick.numerics.grid_table import GridTable
 
+LEAST_TENSOR = 512
+"""Elements of the smallest gradient of which it is not asked which of its elements are nothing but noise."""
+MOSTLY = 4.0
+"""Times its deviation that an element is at most that is nothing but noise in a repetition."""
+
 
 @dataclass
 class SiteNoise:
@@ -28,6 +33,7 @@ class SiteNoise:
         block_mean: mean deviation of each block, of a scalar site of the whole; the largest of the repetitions.
         exact: rms of a gradient as float64 computes the step; None where it was not asked.
         dims: of a gradient.
+        noisy: which elements of a gradient of fewer than ``LEAST_TENSOR`` are nothing but noise, bool[elements]; empty of others.
     """
 
     relative: float
@@ -40,6 +46,7 @@ class SiteNoise:
     block_mean: np.ndarray = field(default_factory=lambda: np.zeros(1))
     exact: float | None = None
     dims: int = 0
+    noisy: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tallystick.execution.noise.measured import LEAST_TENSOR
 from tallystick.execution.session.arithmetic import default_dtype
 from tallystick.execution.session.parameters import copy_what_is_its_own, without_state
 from tallystick.numerics.grid_table import SiteGrid
@@ -44,13 +45,12 @@ LEAST_SPAN = 2.0**-6
 LOUD_SLACK = 0.25
 """The same of a tensor of ``LEAST_ROW`` elements or more, and of its rows, whose gradient was hardly more than its noise where
 the log chose; fewer add up to little, and one of them that falls otherwise is much of their mean."""
-LEAST_TENSOR = 512
-"""Elements that a tensor of ``LEAST_ROW`` or more, not hardly more than its noise, counts as at least, and so do all that have
-fewer together. In a gradient that is more than noise one element may be nothing else, as a key's bias is beside a value's: a
-single rounding leads that as far as the others go."""
 FEW_TOGETHER = f"all tensors of fewer than {LEAST_ROW} elements"
-SOME_TOGETHER = f"all tensors of {LEAST_ROW} to {LEAST_TENSOR - 1} elements"
-"""Together they are held as one of many: a wide layer may be written as thousands of parameters."""
+NOISE_TOGETHER = (
+    f"elements that are nothing but noise, of all tensors of {LEAST_ROW} to {LEAST_TENSOR - 1} elements"
+)
+"""In a gradient that is more than noise some elements may be nothing else, as a key's bias is beside a value's, and a single
+rounding leads one as far as the others go: they are held as so many of one tensor of ``LEAST_TENSOR`` elements at least."""
 MOST_CHOICES = 1
 """How many times a log may choose whether a whole gradient is nothing but noise, and its trainer when to measure that: honest
 parties who measure alike agree."""
@@ -100,6 +100,7 @@ class _OwnTensor:
         choices: how many times it chose that, a noise measured anew or not chosen in between.
         at_once: the largest share of the way so far that it was led after such a step, or of its way in ``SPAN`` steps.
         chosen: which elements ever had a value in such a step, bool[k].
+        noisy: which elements were nothing but noise whenever they were chosen, bool[k].
         reached: how far each of a tensor of few elements ever was from where the run began, float64[k]; zero of others.
         span: the steps that are now measured by themselves, if any are.
     """
@@ -111,6 +112,7 @@ class _OwnTensor:
     farthest: Tensor
     chosen: Tensor
     reached: Tensor
+    noisy: Tensor
     is_loud: bool = False
     is_all: bool = False
     choices: int = 0
@@ -123,14 +125,15 @@ class _OwnTensor:
         return (flat if self.at is None else flat[self.at]).double()
 
     def begin_step(
-        self, p: nn.Parameter, held: dict[str, Any], gradient: Tensor, at: Tensor, own: Tensor
-    ) -> None:
+        self, p: nn.Parameter, held: dict[str, Any], gradient: Tensor, at: Tensor, own: Tensor, noisy: Tensor | None
+    ) -> None:  # fmt: skip
         """Have the gradient of the next step; ``held`` is what the run's optimizer keeps of ``p``; see ``OwnPath.note``."""
         self._extend(p, held, at)
         mine = gradient.detach().double().reshape(-1)
         mine = mine.clone() if self.at is None else mine[self.at]
         here = at if self.at is None else torch.searchsorted(self.at, at)
         mine[here] = own.double()
+        self.noisy[here] &= False if noisy is None else noisy[at].to(self.noisy.device)
         self.p.grad = mine.reshape(self.p.shape)
         if at.numel() and self.span is None:
             nothing = torch.zeros_like(self.farthest), torch.zeros_like(self.chosen)
@@ -193,13 +196,19 @@ class _OwnTensor:
         return self._squares(self.farthest, trained.clamp(min=reached), now, origin)
 
     def pooled(self, now: Tensor, first: Tensor, origin: Tensor) -> tuple[float, int]:
-        """Return the sum of the squares of ``share`` as of a tensor of many elements, and of how many elements it is.
-
-        Of a tensor of few those that were led count alone.
-        """
+        """Return the sum of the squares of ``share`` as of a tensor of many elements, and of how many elements it is."""
         squares = self._squares_of(now, first, origin, torch.zeros_like(self.reached))
-        elements = int((squares > 0.0).sum()) if now.numel() < LEAST_ROW else now.numel()
-        return float(squares.sum()) / (LOUD_SLACK**2 if self.is_loud else 1.0), elements
+        return float(squares.sum()) / (LOUD_SLACK**2 if self.is_loud else 1.0), int((squares > 0.0).sum())
+
+    def _alone(self, numel: int) -> Tensor:
+        """Return which elements count as nothing but noise, bool[k]: none where the whole gradient was, or was chosen."""
+        is_one = LEAST_ROW <= numel < LEAST_TENSOR and not self.is_loud
+        return self.noisy & ~self.chosen if is_one else torch.zeros_like(self.noisy)
+
+    def noise(self, now: Tensor, first: Tensor, origin: Tensor) -> tuple[float, int]:
+        """Return the sum of the squares of those elements, and how many the tensor has."""
+        squares = self._squares_of(now, first, origin, self.reached)
+        return float(squares[self._alone(now.numel())].sum()), now.numel()
 
     def share(self, now: Tensor, first: Tensor, origin: Tensor) -> float:
         """Return how far the log led the parameter: the root of the mean square over its elements, a row's if that is much more.
@@ -210,7 +219,8 @@ class _OwnTensor:
         gradients, the mean over the elements that had values then counts as well: what has none in a step is not in it.
         """
         squares = self._squares_of(now, first, origin, self.reached)
-        whole = _mean(squares, self.chosen, first.numel() if self.is_loud else _counted(first))
+        counted = torch.where(self._alone(first.numel()), squares * first.numel() / LEAST_TENSOR, squares)
+        whole = _mean(counted, self.chosen, first.numel())
         rows = first.numel() // self.row
         if rows > 1 and self.row >= LEAST_ROW:
             at = torch.arange(first.numel(), device=squares.device) if self.at is None else self.at
@@ -241,6 +251,7 @@ class _OwnTensor:
             torch.cat((kept_of, kept_of.new_zeros(new.numel())))[order]
             for kept_of in (self.farthest, self.chosen, self.reached)
         )
+        self.noisy = torch.cat((self.noisy, self.noisy.new_ones(new.numel())))[order]
         if self.span is not None:
             self.span.extend(new.numel(), order)
         # The optimizer knows its elements by the parameter that holds them.
@@ -327,6 +338,7 @@ class OwnPath:
         is_loud: bool = False,
         is_all: bool = False,
         is_measured: bool = False,
+        noisy: Tensor | None = None,
     ) -> None:
         """Note the gradient of a step that the run's optimizer has not taken yet.
 
@@ -340,6 +352,7 @@ class OwnPath:
             is_loud: whether the gradient is hardly more than its noise.
             is_all: whether it is all of the gradient that the log chose.
             is_measured: whether noise was measured in this step.
+            noisy: bool[n]: which elements were nothing but noise when it was; None if that is not known.
         """
         known = self.tensors.get(ordinal)
         if type(run) in ELEMENTWISE:
@@ -360,7 +373,7 @@ class OwnPath:
             kept.is_loud |= is_loud and at.numel() > 0
             was_all, kept.is_all = kept.is_all, is_all and at.numel() > 0
             kept.choices += kept.is_all and (is_measured or not was_all)
-            self._attempt(run, lambda: kept.begin_step(p, run.state.get(p, {}), gradient, at, own))
+            self._attempt(run, lambda: kept.begin_step(p, run.state.get(p, {}), gradient, at, own, noisy))
 
     def step(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Take the steps of the gradients noted since the last, after the run's optimizer took its own on ``parameters``."""
@@ -390,11 +403,14 @@ class OwnPath:
             )
             for ordinal, own in self.tensors.items()
         }
-        for what, lowest, most in ((FEW_TOGETHER, 0, LEAST_ROW), (SOME_TOGETHER, LEAST_ROW, LEAST_TENSOR)):
+        for what, measure, lowest, most in (
+            (FEW_TOGETHER, _OwnTensor.pooled, 0, LEAST_ROW),
+            (NOISE_TOGETHER, _OwnTensor.noise, LEAST_ROW, LEAST_TENSOR),
+        ):
             pooled = [
-                own.pooled(parameters[ordinal][1], self.first[ordinal], self.origin[ordinal])
-                for ordinal, own in self.tensors.items()
-                if lowest <= parameters[ordinal][1].numel() < most
+                measure(own, parameters[n][1], self.first[n], self.origin[n])
+                for n, own in self.tensors.items()
+                if lowest <= parameters[n][1].numel() < most
             ]
             led, elements = sum(squares for squares, _ in pooled), sum(numel for _, numel in pooled)
             if led:
@@ -431,10 +447,6 @@ def _begun(run: torch.optim.Optimizer, p: nn.Parameter, at: Tensor) -> _OwnTenso
     return _OwnTensor(optimizer, own, at, _row_of(p), *_nothing(own))
 
 
-def _counted(p: Tensor) -> int:
-    return max(p.numel(), LEAST_TENSOR) if p.numel() >= LEAST_ROW else p.numel()
-
-
 def _median_way(now: Tensor, first: Tensor) -> float:
     return float((now.detach() - first).abs().double().median())
 
@@ -445,10 +457,11 @@ def _mean(squares: Tensor, chosen: Tensor, numel: int) -> float:
     return float(max(means)) ** 0.5
 
 
-def _nothing(own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return that no element of ``own`` was led, none was chosen, and none reached anything: float64[k], bool[k], float64[k]."""
+def _nothing(own: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return that no element of ``own`` was led, none was chosen, none reached anything, and all may be noise: four of [k]."""
     flat = own.detach().reshape(-1)
-    return torch.zeros_like(flat), torch.zeros_like(flat, dtype=torch.bool), torch.zeros_like(flat)
+    none = torch.zeros_like(flat, dtype=torch.bool)
+    return torch.zeros_like(flat), none, torch.zeros_like(flat), ~none
 
 
 def _rounded(value: Tensor) -> Tensor:

@@ -275,17 +275,17 @@ class Yardstick:
         """Return how many decisions of a step two honest machines are expected to differ in."""
         return self.measured.flips
 
-    def is_mostly_noise(self, place: Site, rms: float, numel: int) -> bool:
+    def is_mostly_noise(self, place: Site, rms: float, numel: int, *, is_silent: bool = False) -> bool:
         """Whether a gradient of this size is hardly more than its noise: one of few elements, or one that is noise only here.
 
         Sums that cancel leave up to twenty times as much on one machine as on another (docs/adr/0026). Of what was zero when it
-        was measured the loudest of the others says how much.
+        was measured, and ``is_silent`` in the log, the loudest of the others says how much.
         """
         noise, own = self.noise.get(place), self.measured.table.sites.get(place)
         if noise is None or (numel >= FEW_ELEMENTS and self.hears(place)):
             return False
-        was_zero = noise.rms == noise.largest == 0.0 and own is not None and is_noise_only(own)
-        floor = math.ldexp(1.0, int(own.scales.max()) + own.band) if was_zero and own is not None else 0.0
+        is_zero = is_silent and noise.rms == noise.largest == 0.0 and own is not None and is_noise_only(own)
+        floor = math.ldexp(1.0, int(own.scales.max()) + own.band) if is_zero and own is not None else 0.0
         return max(MOSTLY_NOISE * noise.largest, floor) >= rms
 
     def compare_band(
