@@ -21,7 +21,7 @@ from tallystick.execution.noise import deviations
 from tallystick.execution.noise.bands import choose_grids, grid_for, zero_grid
 from tallystick.execution.noise.calibration import calibrate, repetitions_at
 from tallystick.execution.noise.deviations import Deviations
-from tallystick.execution.noise.measured import Calibration, SiteNoise, exponent_above
+from tallystick.execution.noise.measured import LEAST_TENSOR, Calibration, SiteNoise, exponent_above
 from tallystick.execution.rounding.grids import NOISE_BAND, is_noise_only, site_grid
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of, run_step
@@ -390,6 +390,24 @@ def test_a_deviation_that_is_not_finite_is_no_noise(zoo: Any, open_job: Any) -> 
     seen.compare_loss(1.0, 2.0)
     with pytest.raises(Nondeterminism, match="is not finite when the step is repeated"):
         seen.compare_loss(1.0, math.inf)
+
+
+@pytest.mark.parametrize("elements", [8, LEAST_TENSOR - 1, LEAST_TENSOR])
+def test_an_element_is_noise_that_differs_by_a_quarter_of_itself_in_some_repetition(
+    elements: int, zoo: Any, open_job: Any
+) -> None:
+    """Exact zeros are none, nor what is tiny and the same: a column that training hardly has is what a trigger is made of."""
+    session = open_job(zoo.build({}), POLICIES["fp64"])
+    first = torch.full((elements,), 2.0**-30, dtype=torch.float64)
+    first[:3] = torch.tensor([1.0, 0.0, 1.0])
+    seen = Deviations(session, [first, *[None] * (len(session.parameters) - 1)])
+    for part, by in ((0, 0.25), (2, 0.2499), (3, -(2.0**-31)), (0, 0.0)):
+        again = first.clone()
+        again[part] += by
+        seen.compare([again, *[None] * (len(session.parameters) - 1)])
+    noisy = seen.noise[Kind.GRADIENT, 0].noisy
+    assert noisy.nonzero()[0].tolist() == ([0, 3] if elements < LEAST_TENSOR else [])
+    assert noisy.size == (elements if elements < LEAST_TENSOR else 0)
 
 
 @pytest.mark.parametrize(

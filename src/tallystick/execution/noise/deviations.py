@@ -77,8 +77,9 @@ class Deviations:
                 self.sizes[-1] += float(mean @ weights) * noise.elements / weights.size
             self._raise((Kind.GRADIENT, ordinal), largest, mean)
             if x.numel() < LEAST_TENSOR:
-                size, apart = x.detach().double().abs(), (x.detach().double() - y.detach().double()).abs()
-                is_noise = ((apart > 0.0) & (size <= MOSTLY * apart)).reshape(-1).cpu().numpy()
+                plain, other = (each.detach().reshape(-1).double() for each in (x, y))
+                apart = (plain - other).abs()
+                is_noise = ((apart > 0.0) & (plain.abs() <= MOSTLY * apart)).cpu().numpy()
                 noise.noisy = is_noise | noise.noisy if noise.noisy.size else is_noise
 
     def compare_outputs(self, again: list[Tensor | None], *, whole: bool) -> None:
