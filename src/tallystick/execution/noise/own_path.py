@@ -46,9 +46,8 @@ LOUD_SLACK = 0.25
 """The same of a tensor of ``LEAST_ROW`` elements or more, and of its rows, whose gradient was hardly more than its noise where
 the log chose; fewer add up to little, and one of them that falls otherwise is much of their mean."""
 FEW_TOGETHER = f"all tensors of fewer than {LEAST_ROW} elements"
-NOISE_TOGETHER = (
-    f"elements that are nothing but noise, of all tensors of {LEAST_ROW} to {LEAST_TENSOR - 1} elements"
-)
+"""Together they are held as one of many: a wide layer may be written as thousands of parameters."""
+NOISE_TOGETHER = f"elements that are noise, of all tensors of {LEAST_ROW} to {LEAST_TENSOR - 1} elements"
 """In a gradient that is more than noise some elements may be nothing else, as a key's bias is beside a value's, and a single
 rounding leads one as far as the others go: they are held as so many of one tensor of ``LEAST_TENSOR`` elements at least."""
 MOST_CHOICES = 1
