@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tallystick.commit.encoding import canonical_json, frame
 from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, TallyError
+from tallystick.execution.dispatch.rows import RowOperators
 from tallystick.execution.job import Batch, Job
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.session.session import Session
@@ -122,8 +123,9 @@ def forward_backward(session: Session, job: Job, batch: Batch, context: Rounding
         opened.note_loss(loss)
     session.trained.densify_gradients()
     if job.clip_norm is not None:
-        with nullcontext() if session.listeners.observer is None else session.listeners.observer.clipping():
-            torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm)
+        observer = session.listeners.observer
+        with RowOperators(), nullcontext() if observer is None else observer.clipping():
+            torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm, foreach=False)
 
 
 def backward_of(session: Session, job: Job, batch: Batch | None = None) -> Callable[[RoundingContext], None]:

@@ -56,6 +56,21 @@ def test_calibration_leaves_the_session_as_it_was(model: str, policy: str, zoo: 
     assert again.table == found.table, "the same step gives the same grids"
 
 
+def test_clipping_adds_no_noise_of_its_own_to_large_gradients(open_job: Any) -> None:
+    """A kernel that adds squares one by one is off by 1e-5 of the norm of two million numbers, and moves all gradients alike."""
+    generator = torch.Generator().manual_seed(7)
+    wanted = torch.randn(1 << 21, generator=generator) * torch.rand(1 << 21, generator=generator) ** 3
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(1 << 21))
+    job = Job(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), batch=lambda step: torch.zeros(1), steps=2,
+        loss=lambda module, batch: (module.weight * wanted.to(module.weight.dtype)).sum() + batch.sum(), clip_norm=0.5,
+    )  # fmt: skip
+    session = open_job(job, POLICIES["fp32"])
+    seen = calibrate(session, backward_of(session, job)).noise[(Kind.GRADIENT, 0)]
+    assert seen.relative < 1e-6
+
+
 @BOTH
 def test_a_failed_calibration_leaves_the_session_usable(policy: str, zoo: Any, open_job: Any) -> None:
     job = zoo.build({"model": "convolutions"})

@@ -25,7 +25,8 @@ from torch.nn import functional as F
 
 from tallystick.execution.determinism import INSTRUCTION_SETS
 from tallystick.execution.dispatch.calls import table_name
-from tallystick.execution.dispatch.rows import ROW_HANDLERS
+from tallystick.execution.dispatch.handlers import handler_for
+from tallystick.execution.dispatch.rows import ROW_HANDLERS, RowOperators
 from tallystick.execution.job import find_source
 from tallystick.numerics import rows
 from tallystick.numerics.kernels import native
@@ -376,6 +377,81 @@ def test_norms_and_log_sums_of_float32_are_those_of_float64() -> None:
         assert ulps(found, exact).max() <= 0.5001
     exact = A.logsumexp(y.double(), [1])
     assert ulps(A.logsumexp(y, [1]), exact).max() > 100.0
+
+
+def test_the_norm_of_many_numbers_is_that_of_float64_and_so_is_what_clipping_makes_of_them() -> None:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(1 << 21, generator=generator) * torch.rand(1 << 21, generator=generator) ** 3
+    exact = torch.linalg.vector_norm(x, dtype=torch.float64)
+
+    found = call(A.linalg_vector_norm.default, x)
+    pair = call(A._foreach_norm.Scalar, [x, x[:5]], 2)
+    across = call(A.linalg_vector_norm.default, x.view(2048, 1024).t(), 2, [0, 1], True)
+
+    assert ulps(found, exact).max() <= 0.5001
+    assert [each.item() for each in pair] == [found.item(), x[:5].double().norm().float().item()]
+    assert across.shape == (1, 1)
+    assert across.item() == found.item()
+    one_by_one = np.sqrt(np.add.accumulate(x.square().numpy())[-1])  # as a kernel without lanes does
+    assert abs(one_by_one / exact.item() - 1.0) > 1e-5
+    wide = call(A.linalg_vector_norm.default, x.double())
+    pairwise = math.sqrt(np.square(x.double().numpy()).sum())
+    assert abs(wide.item() / pairwise - 1.0) < 1e-14
+
+    with RowOperators():
+        total = torch.nn.utils.clip_grad_norm_([_with_gradient(x)], 0.5)
+    assert total.item() == found.item()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+def test_a_norm_that_is_no_float32_number_is_what_torch_says(value: float) -> None:
+    """Squares of 1e30 overflow in float32, and their sum does not in float64."""
+    x = torch.full((4,), value)
+    exact = torch.linalg.vector_norm(x, dtype=torch.float64).float()
+    assert str(call(A.linalg_vector_norm.default, x).item()) == str(exact.item())
+
+
+def _with_gradient(x: Tensor) -> nn.Parameter:
+    p = nn.Parameter(torch.zeros_like(x))
+    p.grad = x.clone()
+    return p
+
+
+@pytest.mark.parametrize("mask", [[True, True, True], [False, False, True], [True, False, False]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_gradient_of_a_convolutions_bias_is_a_sum_of_its_own(
+    mask: list[bool], dtype: torch.dtype
+) -> None:
+    """Kernels of the whole backward add 50,000 terms one by one, as numpy does here."""
+    generator = torch.Generator().manual_seed(8)
+    gradient = torch.randn(64, 3, 28, 28, generator=generator, dtype=dtype) + 0.3
+    image, weight = (
+        torch.randn(64, 2, 28, 28, generator=generator).to(dtype),
+        torch.randn(3, 2, 3, 3).to(dtype),
+    )
+    op = A.convolution_backward.default
+    rest = ([3], [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+    asked: list[list[bool]] = []
+
+    def asking(*args: Any) -> Any:
+        asked.append(list(args[-1]))
+        return op(*args)
+
+    asking._schema = op._schema
+    found = handler_for(op)(None, asking, (gradient, image, weight, *rest, mask), {})  # pyright: ignore[reportArgumentType]
+    plain = op(gradient, image, weight, *rest, mask)
+    assert asked == ([[*mask[:2], False]] if any(mask[:2]) else []), "the kernel is never asked for a bias"
+
+    assert [x is None for x in found] == [not each for each in mask]
+    assert all(torch.equal(x, y) for x, y in zip(found[:2], plain[:2], strict=True) if x is not None)
+    if mask[2]:
+        terms = gradient.transpose(0, 1).reshape(3, -1)
+        exact = torch.tensor([math.fsum(row.tolist()) for row in terms], dtype=torch.float64)
+        one_by_one = torch.from_numpy(np.add.accumulate(terms.numpy(), axis=1)[:, -1].copy())
+        assert (found[2].dtype, found[2].shape) == (dtype, (3,))
+        assert ulps(found[2], exact).max() <= 3.0
+        assert ulps(one_by_one, exact).max() > 20.0
 
 
 # -- which calls are meant -----------------------------------------------------------------------

@@ -65,11 +65,20 @@ def _window(args: Arguments, result: Tensor, number: int) -> float:
 
 def _window_backward(args: Arguments, result: Tensor, number: int) -> float:
     gradient, weight = args[0], args[2]
+    if number == 2:
+        return 1  # of a bias: a sum of its own, see ``handlers``
     return weight.numel() / weight.shape[1] if number == 0 else gradient.numel() / gradient.shape[1]
 
 
 def _reduced(args: Arguments, result: Tensor, number: int) -> float:
     return (args[0][number] if isinstance(args[0], (list, tuple)) else args[0]).numel() / result.numel()
+
+
+def _squares(args: Arguments, result: Tensor, number: int) -> float:
+    is_whole = result.numel() == 1 and (len(args) < 2 or args[1] in (None, 2))
+    return (
+        1 if is_whole else _reduced(args, result, number)
+    )  # of all elements it is no long sum, see ``rows``
 
 
 def _scattered(args: Arguments, result: Tensor, number: int) -> float:
@@ -168,7 +177,7 @@ OPERATOR_NOISE: Mapping[str, Noise] = {
         "_convolution convolution convolution_overrideable cudnn_convolution mkldnn_convolution slow_conv3d_forward thnn_conv2d",
     ),
     **_noises(Noise(ALL, _window_backward, whole=True), "convolution_backward"),
-    **_noises(Noise(ALL, _reduced), "_foreach_norm linalg_vector_norm norm"),
+    **_noises(Noise(ALL, _squares), "_foreach_norm linalg_vector_norm norm"),
     **_noises(
         Noise(ALL, _scattered, whole=True, touched=True),
         "index_add index_put index_reduce put scatter_add scatter_reduce",

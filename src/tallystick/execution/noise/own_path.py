@@ -132,7 +132,7 @@ class _OwnTensor:
         mine = mine.clone() if self.at is None else mine[self.at]
         here = at if self.at is None else torch.searchsorted(self.at, at)
         mine[here] = own.double()
-        self.noisy[here] &= False if noisy is None else noisy[at].to(self.noisy.device)
+        self.noisy[here] &= False if noisy is None else noisy.to(at.device)[at]
         self.p.grad = mine.reshape(self.p.shape)
         if at.numel() and self.span is None:
             nothing = torch.zeros_like(self.farthest), torch.zeros_like(self.chosen)
