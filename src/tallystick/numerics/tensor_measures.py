@@ -82,13 +82,18 @@ def block_rms(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
         return block_rms_triton(x, blocks)
     if x.device.type != "cpu":
         return block_rms_tensor(x, blocks)
+    return np.sqrt(block_square_sums(x, blocks) / max(x.numel() // blocks, 1))
+
+
+def block_square_sums(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
+    """Return the sum of squares, in binary64, of each of ``blocks`` equal leading blocks of ``x`` in host memory."""
     rows = x.numel() // blocks
     sums = np.empty(blocks, dtype=np.float64)
     if blocks == 1 and 0 < rows <= native.CHUNK and x.dtype in KINDS and x.is_contiguous():
         sums[0] = measures.square_sum(x.data_ptr(), KINDS[x.dtype], rows)
-        return np.sqrt(sums / rows)
-    measures.block_square_sums(_flat(x), rows, sums, threads=torch.get_num_threads())
-    return np.sqrt(sums / max(rows, 1))
+    else:
+        measures.block_square_sums(_flat(x), rows, sums, threads=torch.get_num_threads())
+    return sums
 
 
 def sampled_rms(tensors: Sequence[Tensor]) -> npt.NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -131,5 +132,7 @@ class AuditReport:
 
 
 def near(own: float, stated: float) -> bool:
-    """Return whether two scheduled values are the same one, as libraries compute it."""
-    return own == stated or abs(own - stated) <= SCHEDULE_TOLERANCE * max(abs(own), abs(stated))
+    """Return whether two scheduled values are the same one, as libraries compute it; an infinity is near nothing finite."""
+    if not (math.isfinite(own) and math.isfinite(stated)):
+        return own == stated or (math.isnan(own) and math.isnan(stated))
+    return abs(own - stated) <= SCHEDULE_TOLERANCE * max(abs(own), abs(stated))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.execution.dispatch.decisions import ABOVE, BELOW, EQUAL
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import find_policy_breaches
@@ -24,6 +25,7 @@ from tallystick.execution.rounding.grids import (
     CLEAR,
     NOISE_BAND,
     RISES,
+    STILL,
     UNSEEN,
     floor_exponent,
     held_grid,
@@ -1175,6 +1177,30 @@ def test_a_decision_is_counted_beyond_four_times_the_followers_own_noise() -> No
         assert decided([away], noise=2.0**-20).freedom.decisions_far == far
         assert decided([2.0 * away], noise=2.0**-20, rms=2.0).freedom.decisions_far == far
     assert decided([2.0**-15], noise=None).freedom.decisions_far == 0
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32, BF16])
+@pytest.mark.parametrize("floor", [0, STILL])
+def test_what_lies_on_its_point_for_what_it_is_may_not_be_turned(policy: Policy, floor: int) -> None:
+    """Weights of zero, turned where `weight > 0` masks samples, trained a backdoor of 100 % (0.0 %) without a far decision."""
+    place = int(Kind.DECISION), 0
+    entries = SparseEntries(4, 2, np.arange(4), np.array([EQUAL, ABOVE, ABOVE, BELOW]))
+    frame = Frame.of({SiteAddress(0, 0, Kind.DECISION, 0): encode_decision(-14, entries)})
+    table = GridTable({place: SiteGrid(0, -14, floor)})
+    measured = SiteNoise(2.0**-17, np.zeros(0, dtype=np.int64), 0.0, 0.0)
+    yardstick = Yardstick(policy, Calibration({place: measured}, table))
+    context = FollowingContext(policy, table, decode_frame(encode_frame(frame)), yardstick=yardstick)
+    x = torch.tensor([0.0, 0.0, -(2.0**-16), 0.0], dtype=torch.float64)
+
+    assert context.pending(x)
+    context.band(1.0)
+    context.decide(
+        4, 2, torch.arange(4), lambda at: (torch.sign(x[at]) + 1).to(torch.int64), lambda pairs: x[pairs[:, 0]].abs()
+    )  # fmt: skip
+
+    assert context.freedom.decisions_moved == 3
+    ties = 2 if floor == STILL else 0
+    assert context.freedom.decisions_far == (1 if policy.autocast else ties)
 
 
 @POLICIES

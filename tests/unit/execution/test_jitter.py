@@ -450,3 +450,25 @@ def test_tensor_operations_move_as_the_kernel_does(
     assert bool(kept[0, 0, 2]) is (greatest >= 0.0)  # a whole number moves where it may
     assert int(kept.sum()) < 4
     torch.testing.assert_close(out, expected, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_tensors_without_numbers_are_left_alone() -> None:
+    """The second derivative of a sign is a tensor of zeros that has no memory: it was written into."""
+    nothing = torch._efficientzerotensor((3,))
+    assert Jitter(1).disturbed(nothing) is nothing
+    somewhere = torch.empty(3, device="meta")
+    assert Jitter(1).disturbed(somewhere) is somewhere
+    Jitter(1).disturb_(nothing)
+
+
+@pytest.mark.parametrize(
+    ("order", "moves"), [(math.inf, False), (-math.inf, False), (2.0, True), (1.0, True)]
+)
+def test_the_largest_of_a_row_is_chosen_and_not_computed(order: float, moves: bool) -> None:
+    """Its backward asks which element it is: none, where it moved."""
+    op, x = (
+        torch.ops.aten.linalg_vector_norm.default,
+        torch.rand(40, 7, generator=torch.Generator().manual_seed(2)),
+    )
+    moved = Jitter(3).around(op, (x, order, [1]), {}, lambda args, kwargs: op(*args, **kwargs))
+    assert torch.equal(moved, op(x, order, [1])) == (not moves)

@@ -411,6 +411,24 @@ def test_a_norm_that_is_no_float32_number_is_what_torch_says(value: float) -> No
     assert str(call(A.linalg_vector_norm.default, x).item()) == str(exact.item())
 
 
+@pytest.mark.parametrize("dim", [[1], [2], [0, 3], [0, 1, 0], [0, 1, -1], [0, -1, 1]])
+def test_false_dimensions_of_a_norm_go_to_torch(dim: list[int]) -> None:
+    x = torch.ones(2, 3) if dim != [1] else torch.ones(3)
+    with pytest.raises((IndexError, RuntimeError)):
+        call(A.linalg_vector_norm.default, x, 2, dim)
+
+
+def test_norms_of_float64_are_right_to_their_last_digit_and_out_of_range() -> None:
+    for values in ([3.0, 4.0], [1e-170], [1e200, 1e200], [0.0]):
+        x = torch.tensor(values, dtype=torch.float64)
+        assert call(A.linalg_vector_norm.default, x).item() == torch.linalg.vector_norm(x).item()
+        assert call(A._foreach_norm.Scalar, [x], 2)[0].item() == torch.linalg.vector_norm(x).item()
+    out = torch.zeros(())
+    with RowOperators():
+        torch.linalg.vector_norm(torch.tensor([3.0, 4.0]), out=out)
+    assert out.item() == 5.0
+
+
 def _with_gradient(x: Tensor) -> nn.Parameter:
     p = nn.Parameter(torch.zeros_like(x))
     p.grad = x.clone()

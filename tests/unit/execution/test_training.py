@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
@@ -362,3 +362,23 @@ def test_a_parameter_outside_the_optimizer_does_not_leak_from_step_to_step(
     assert all(p.grad is None for p in run.job.model.parameters())
     done = follow_run(make, policy, run)
     assert done.roots == run.roots
+
+
+@BOTH
+def test_the_derivative_of_a_sign_is_recorded_and_followed(
+    policy: str, zoo: Any, record_run: Any, follow_run: Any
+) -> None:
+    """Autograd adds zeros without memory there, and asks the device `meta` for the sum's shape: no operator of the model's."""
+
+    def make() -> Job:
+        job = zoo.build({"model": "plain"})
+        plain = job.loss
+
+        def loss(model: nn.Module, batch: Any) -> Tensor:
+            return plain(model, batch) + 0.01 * sum((p.sgn() * p).sum() for p in model.parameters())
+
+        job.loss = loss
+        return job
+
+    run = record_run(make, policy, 4)
+    assert follow_run(make, policy, run).roots == run.roots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -146,6 +147,19 @@ def test_a_schedule_may_differ_by_two_to_the_minus_thirty_six(bits: int, alike: 
     for sign in (1.0, -1.0):
         found = compare_step(RECORD, outcome(schedule=[(0, "lr", 0.125 * (1.0 + sign * 2.0**bits))]), [])
         assert (found == []) == alike
+
+
+@pytest.mark.parametrize(
+    ("own", "stated", "alike"),
+    [
+        (0.125, math.inf, False), (math.inf, 0.125, False), (0.125, -math.inf, False), (math.inf, -math.inf, False),
+        (math.inf, math.inf, True), (0.125, math.nan, False), (math.nan, 0.125, False), (math.nan, math.nan, True),
+    ],
+)  # fmt: skip
+def test_no_infinite_hyper_parameter_is_near_a_finite_one(own: float, stated: float, alike: bool) -> None:
+    """An infinite eps froze what did not suit, and momentum that was infinite once could be anything after: 100 % (0.0 %)."""
+    record = replace(RECORD, schedule=((0, "eps", hex_float(stated)),))
+    assert (compare_step(record, outcome(schedule=[(0, "eps", own)]), []) == []) == alike
 
 
 def test_a_log_is_to_blame_where_nothing_else_is() -> None:

@@ -24,7 +24,7 @@ def built(of: Entry, *, trained: bool = False) -> Built:
     return Built(hashlib.sha256(of.data).digest(), values[: 0 if trained else None], values.size, trained)
 
 
-OWN = entry([1.0, -4.0, 0.25, 0.0, np.inf, -np.inf, np.nan])
+OWN = entry([1.0, -4.0, 0.3, 0.0, np.inf, -np.inf, np.nan])
 NEAR = 4.0 * BUILT_ROUNDING
 
 
@@ -56,6 +56,20 @@ def test_a_fixed_tensor_is_the_jobs_own_to_its_last_bits(
     found = compare_beginning({"model/x": built(OWN)}, {} if stated is None else {"model/x": stated})
     assert (found.rounded == ("model/x",), found.changed is not None) == (rounded, changed)
     assert (found.trained, found.other) == (0, 0)
+
+
+@pytest.mark.parametrize("other", [0.3, 1.0 + 2.0**-12, 4096.0])
+def test_a_mask_is_the_jobs_own_to_the_bit(other: float) -> None:
+    """Samples of weight 0 had 1.2e-5, and a loss that divides by it trained on them: a backdoor of 100 % (0.0 %)."""
+    mask = [1.0, 0.0, 0.5, -2048.0, np.inf, np.nan]
+    stated = entry([1.0, 2.0**-18, 0.5, -2048.0, np.inf, np.nan])
+    found = compare_beginning({"model/x": built(entry(mask))}, {"model/x": stated})
+    assert (found.rounded, found.changed is not None) == ((), True)
+    # One number that a library may round, and all may be rounded.
+    found = compare_beginning(
+        {"model/x": built(entry([*mask, other]))}, {"model/x": entry([1.0, 2.0**-18, *mask[2:], other])}
+    )
+    assert (found.rounded, found.changed) == (("model/x",), None)
 
 
 @pytest.mark.parametrize("at", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 1])

@@ -289,8 +289,14 @@ def _is_tie(x: Tensor, narrow: torch.dtype) -> Tensor:
 
 
 def _can_move(x: Tensor) -> bool:
-    """Whether noise can be added: to dense floating numbers (what a sparse tensor adds up was disturbed before)."""
-    return (x.is_floating_point() or x.is_complex()) and x.layout == torch.strided and x.numel() > 0
+    """Whether noise can be added: to dense floating numbers (what a sparse tensor adds up was disturbed before) in some memory.
+
+    Autograd adds a tensor of zeros that has none, and asks one of the device ``meta`` for the sum's shape.
+    """
+    is_there = (
+        x.layout == torch.strided and x.numel() > 0 and x.device.type != "meta" and not x._is_zerotensor()
+    )
+    return is_there and (x.is_floating_point() or x.is_complex())
 
 
 def _eps(x: Tensor) -> float:

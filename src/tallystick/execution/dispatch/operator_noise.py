@@ -143,6 +143,8 @@ MOVES: Mapping[str, tuple[str, tuple[object, ...]]] = {
         ("aten::index_put", "aten::_index_put_impl_", "aten::put"), ("accumulate", (None, False))
     ),
     **dict.fromkeys(("aten::scatter_reduce", "aten::index_reduce"), ("reduce", ("amax", "amin"))),
+    "aten::linalg_vector_norm": ("ord", (math.inf, -math.inf)),
+    "aten::norm": ("p", (math.inf, -math.inf)),
 }
 """Operators that only choose or move values where that argument is one of these."""
 

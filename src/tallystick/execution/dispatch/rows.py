@@ -22,13 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tallystick.execution.dispatch.calls import Arguments, Operator, all_arguments, table_name
 from tallystick.numerics import rows
 from tallystick.numerics.rows import CHUNK, Form, Groups
-from tallystick.numerics.tensor_measures import block_rms
+from tallystick.numerics.tensor_measures import block_square_sums
 
 NARROW = (torch.float32,)
 BOTH = (torch.float32, torch.float64)  # of operators whose form is more accurate in float64 too
 SIXTEEN_BIT = frozenset({torch.bfloat16, torch.float16})
 DENSE = (Tensor, torch.nn.Parameter)
 SUM, MEAN = 2, 1  # of a loss, as torch numbers reductions
+LEAST_SQUARES = 2.0**-900  # a sum of squares of float64 numbers below which some of them may be lost
 Row = Callable[..., Any]
 RowHandler = Callable[[object, Operator, Arguments, dict[str, Any]], Any]
 
@@ -294,20 +295,24 @@ class RowOperators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Operator, types: Any, args: Arguments = (), kwargs: Any = None) -> Any:
         """Run ``func``, by its rule if it is one of them."""
-        handler = ROW_HANDLERS.get(table_name(func))
-        return func(*args, **kwargs or {}) if handler is None else handler(None, func, args, kwargs or {})
+        handler = None if func._schema.is_mutable else ROW_HANDLERS.get(table_name(func))
+        if handler is None:
+            return func(*args, **kwargs or {})
+        return handler(None, func, args, kwargs or {})
 
 
-def _whole_norm(x: Tensor) -> Tensor:
-    """Return the 2-norm of all elements.
+def _whole_norm(x: Tensor) -> Tensor | None:
+    """Return the 2-norm of all elements; None where float64 squares of float64 numbers leave their range.
 
     A processor's own kernel adds float32 numbers one by one: of 6 million it is off by up to 3.6e-4, which clipping hands to
     every gradient.
     """
     if x.device.type != "cpu":
         return torch.linalg.vector_norm(x, dtype=torch.float64).to(x.dtype)
-    norm = float(block_rms(x.contiguous(), 1)[0]) * math.sqrt(x.numel())
-    return torch.tensor(norm, dtype=torch.float64).to(x.dtype)
+    squares = float(block_square_sums(x.contiguous(), 1)[0])
+    if x.dtype is torch.float64 and not LEAST_SQUARES <= squares < math.inf:
+        return None
+    return torch.tensor(math.sqrt(squares), dtype=torch.float64).to(x.dtype)
 
 
 def _vector_norm(
@@ -315,8 +320,11 @@ def _vector_norm(
 ) -> Any:
     if dtype is not None:
         return None
-    if order == 2 and {d % max(x.dim(), 1) for d in dim or ()} in (set[int](), set(range(x.dim()))):
-        return _whole_norm(x).reshape([1] * x.dim() if keepdim else [])
+    dims = [d % x.dim() for d in dim or () if x.dim() and _is_dim(x, d)]
+    is_whole = len(dims) == len(dim or ()) and len(set(dims)) == len(dims) and len(dims) in (0, x.dim())
+    if order == 2 and is_whole:
+        whole = _whole_norm(x)
+        return None if whole is None else whole.reshape([1] * x.dim() if keepdim else [])
     if x.dtype is torch.float64:
         return None
     return torch.linalg.vector_norm(x, order, dim, keepdim, dtype=torch.float64).to(x.dtype)
@@ -325,7 +333,9 @@ def _vector_norm(
 def _foreach_norm(here: object, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     tensors, order, dtype = all_arguments(func, args, kwargs)
     if order == 2 and dtype is None and all(x.dtype in BOTH and x.numel() for x in tensors):
-        return [_whole_norm(x) for x in tensors]
+        found = [_whole_norm(x) for x in tensors]
+        if all(norm is not None for norm in found):
+            return found
     return func(*args, **kwargs)
 
 

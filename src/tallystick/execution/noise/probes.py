@@ -111,8 +111,10 @@ class ProbingContext:
         self.forms[place] = (numel, width)
         own = symbols(near)
         self.branches[place] = (near, own)
-        if self._has_sides and bool((own == EQUAL).any()):
-            self.exact[place] = near[own == EQUAL]
+        if self._has_sides and (self.rms[place] == 0.0 or bool((own == EQUAL).any())):
+            self.exact[place] = near[
+                own == EQUAL
+            ]  # none is near where all are zeros, which is exact all the same
         # What lies exactly on a point does so for what it is; of the others those may cross that lie nearer than they move.
         beside = int((own != EQUAL).sum()) if width == SIDES else near.numel()
         reach = self._reach(place)
@@ -218,6 +220,7 @@ class EchoingContext:
             moved = (now - before).abs().nan_to_num_(0.0) if same else torch.full((1,), math.inf)
             if (largest := float(moved.max())) > 0.0:  # of an input that is all zeros it is no share
                 noise = largest / rms if rms > 0.0 else math.inf
+                self.left |= {self._ordinal} if rms == 0.0 else set[int]()
                 self.noise[self._ordinal] = max(self.noise.get(self._ordinal, 0.0), noise)
                 self.flips += self.probe.density.get(place, 0.0) * float(moved.mean())
             elif rms > 0.0:

@@ -173,11 +173,8 @@ class FollowingContext:
         exponent, entries = decode_decision(self._decision, numel, width)
         site = f"decision {self._ordinal} of micro-batch {self._micro_batch}"
         if exponent > self._limit:
-            self.violations.append(
-                Violation(
-                    site, -1, f"band 2**{exponent} is above the policy's 2**{self._limit} for this input"
-                )
-            )
+            rule = f"band 2**{exponent} is above the policy's 2**{self._limit} for this input"
+            self.violations.append(Violation(site, -1, rule))
             return None
         at = torch.from_numpy(entries.indexes).to(near.device)
         symbol = torch.from_numpy(entries.symbols).to(near.device)
@@ -194,12 +191,14 @@ class FollowingContext:
                 )
             )
         at, symbol, away = at[good], symbol[good], away[good]
-        moved = symbols(at) != symbol
+        mine = symbols(at)
+        moved = mine != symbol
         self.freedom.decisions_near += int(at.numel())
         self.freedom.decisions_moved += int(moved.sum())
         if self.yardstick is not None:
-            noise = self.yardstick.reach((Kind.DECISION, self._ordinal)) * self._rms
-            self.freedom.decisions_far += int((moved & (away > noise)).sum())
+            place = (Kind.DECISION, self._ordinal)
+            far = (away > self.yardstick.reach(place) * self._rms) | (mine == self.yardstick.still(place))
+            self.freedom.decisions_far += int((moved & far).sum())
         return at, symbol
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
