@@ -21,11 +21,11 @@ from torch import Tensor
 from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.errors import InvalidInput
 from tallystick.execution.dispatch.jitter import Jitter
-from tallystick.execution.noise.bands import choose_grids
+from tallystick.execution.noise.bands import choose_grids, with_still
 from tallystick.execution.noise.deviations import Deviations
 from tallystick.execution.noise.measured import SiteNoise
 from tallystick.execution.noise.passes import gradients_under, jittered, undisturbed
-from tallystick.execution.noise.probes import EchoingContext, ProbingContext
+from tallystick.execution.noise.probes import EchoingContext, ProbingContext, still_sites
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.session.parameters import slice_of
 from tallystick.execution.session.session import Session
@@ -137,6 +137,7 @@ def survey_step(session: Session, backward: Backward, *, repeats: int, seed: int
         seen = Deviations(session, _listed(session, reference.plain))
         found = _sites(session, reference, seen)
         decisions: dict[int, float] = {}
+        left: set[int] = set()
         for repeat in range(repeats):
             samples: dict[Place, Tensor] = {}
             echo = EchoingContext(reference.probe, samples=samples)
@@ -145,13 +146,16 @@ def survey_step(session: Session, backward: Backward, *, repeats: int, seed: int
             _compare(session, found, JITTER, reference, again, seen)
             for ordinal, noise in echo.noise.items():
                 decisions[ordinal] = max(decisions.get(ordinal, 0.0), noise)
+            left |= echo.left
             advance(f"jittered pass {repeat + 1}")
         _add_state(session, found, JITTER, reference, Jitter(STATE_SEED))
         for source, other in others(reference):
             elsewhere = Deviations(session, _listed(session, reference.plain))
             _compare(session, found, source, reference, other, elsewhere)
             advance(source)
-    return Survey(session.step, found, choose_grids(session, seen, decisions).table)
+    table = choose_grids(session, seen, decisions).table
+    still = still_sites(reference.probe, left)
+    return Survey(session.step, found, with_still(session.policy, table, decisions, still))
 
 
 def elsewhere(session: Session, backward: Backward, branches: Mapping[Place, tuple[Tensor, Tensor]],
