@@ -37,6 +37,7 @@ SHARED = {
     "reference_job",
     "unused_expert_job",
     "adamw_job",
+    "masked_samples_job",
 }  # what the scripts have in common
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
@@ -74,6 +75,7 @@ BY = {
     "last_silence": "not_accepted: step 500: gradient right.0: nothing but noise, and silenced",
     "lucky_measurement": "the policy's own schedule", "coarse_quanta": "the auditor's own bands",
     "chosen_quanta": "the floors that follow from the gradients' sizes",
+    "turned_zeros": "decisions moved in this step",
     "table_silence": "not_accepted: step ", "saddle": "not_accepted: step ",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",
