@@ -75,7 +75,7 @@ BY = {
     "last_silence": "not_accepted: step 500: gradient right.0: nothing but noise, and silenced",
     "lucky_measurement": "the policy's own schedule", "coarse_quanta": "the auditor's own bands",
     "chosen_quanta": "the floors that follow from the gradients' sizes",
-    "turned_zeros": "decisions moved in this step",
+    "turned_zeros": "that lie exactly on their switching point for what they are",
     "table_silence": "not_accepted: step ", "saddle": "not_accepted: step ",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",

@@ -33,7 +33,7 @@ from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
 from tallystick.numerics.tensor_measures import block_rms
-from tallystick.roles.bending import StepBend, TensorBend, bend_of
+from tallystick.roles.bending import StepBend, TensorBend, bend_of, count_exact
 
 REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
@@ -244,6 +244,9 @@ class Acceptance:
                 ).with_signal(self._yardstick, (heard | grown) - unknown)
                 context.hold_against(self._yardstick)
             self._note_bend(session, context, bend_of(session, context, backward))
+            if exact := count_exact(session, context, backward):
+                what = "decisions turned that lie exactly on their switching point for what they are"
+                context.excesses.append((None, Excess(what, "0 at most", str(exact))))
 
         session.listeners.gradients = measure
         try:

@@ -7,16 +7,22 @@ One large gradient says nothing of the others, so each tensor is held to its own
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tallystick.execution.noise.passes import gradients_under
+from tallystick.execution.dispatch.decisions import EQUAL
+from tallystick.execution.dispatch.jitter import Jitter
+from tallystick.execution.noise.passes import gradients_under, jittered
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.session.session import Session
+
+JITTERED = 16
+"""Repetitions at most that show what noise moves off its switching point: a sum of three terms stays there in one of two."""
+JITTER_SEED = 71
 
 
 class _OwnBranches(FollowingContext):
@@ -26,6 +32,26 @@ class _OwnBranches(FollowingContext):
         """Go to the next site; nothing is obeyed there."""
         super().pending(x)
         return False
+
+
+class _Ties(FollowingContext):
+    """Follows a log but for its decisions, and sees which elements ``asked`` about lie exactly on a switching point here too."""
+
+    asked: Mapping[tuple[int, int], Tensor]
+    found: dict[tuple[int, int], Tensor]
+
+    def pending(self, x: Tensor) -> bool:
+        """Go to the next site; whether it is asked about."""
+        super().pending(x)
+        return (self._micro_batch, self._ordinal) in self.asked
+
+    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
+               distance: Callable[[Tensor], Tensor]) -> None:  # fmt: skip
+        """Note them; nothing is obeyed."""
+        place = self._micro_batch, self._ordinal
+        at = self.asked[place]
+        at = at[at < numel]
+        self.found[place] = at[symbols(at) == EQUAL]
 
 
 @dataclass
@@ -83,6 +109,26 @@ def bend_of(session: Session, context: FollowingContext, backward: Backward) -> 
         if name in tensors:
             whole.add(tensors[name].moved, tensors[name].own)
     return StepBend(whole.share, tensors)
+
+
+def count_exact(session: Session, context: FollowingContext, backward: Backward) -> int:
+    """Return how many elements that the log turned lie exactly on their switching point for what they are.
+
+    A mask's zeros and a sample's weight stay there under last-bit noise, what ties by noise does not: the step is repeated under
+    jitter until none is left, if the log turned any. Not under autocast, where noise seldom moves a result at all.
+    """
+    left = {} if session.policy.autocast else context.ties
+    for repeat in range(JITTERED):
+        if not any(at.numel() for at in left.values()):
+            return 0
+        branches = session.following_context(context.frame, form=_Ties)
+        branches.asked, branches.found = left, {}
+        jitter = Jitter(session.seed * 1000003 + session.step * 101 + JITTER_SEED + repeat)
+        with session.interlude(), jittered(session, jitter):
+            started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
+            gradients_under(session, backward, branches, started)
+        left = branches.found
+    return sum(at.numel() for at in left.values())
 
 
 def _values(session: Session, *, copied: bool) -> dict[str, Tensor]:

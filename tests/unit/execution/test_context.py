@@ -25,7 +25,6 @@ from tallystick.execution.rounding.grids import (
     CLEAR,
     NOISE_BAND,
     RISES,
-    STILL,
     UNSEEN,
     floor_exponent,
     held_grid,
@@ -1179,28 +1178,27 @@ def test_a_decision_is_counted_beyond_four_times_the_followers_own_noise() -> No
     assert decided([2.0**-15], noise=None).freedom.decisions_far == 0
 
 
-@pytest.mark.parametrize("policy", [FP64, FP32, BF16])
-@pytest.mark.parametrize("floor", [0, STILL])
-def test_what_lies_on_its_point_for_what_it_is_may_not_be_turned(policy: Policy, floor: int) -> None:
+@pytest.mark.parametrize("has_sides", [True, False])
+def test_what_a_log_turned_that_lies_on_its_switching_point_is_kept(has_sides: bool) -> None:
     """Weights of zero, turned where `weight > 0` masks samples, trained a backdoor of 100 % (0.0 %) without a far decision."""
-    place = int(Kind.DECISION), 0
     entries = SparseEntries(4, 2, np.arange(4), np.array([EQUAL, ABOVE, ABOVE, BELOW]))
-    frame = Frame.of({SiteAddress(0, 0, Kind.DECISION, 0): encode_decision(-14, entries)})
-    table = GridTable({place: SiteGrid(0, -14, floor)})
-    measured = SiteNoise(2.0**-17, np.zeros(0, dtype=np.int64), 0.0, 0.0)
-    yardstick = Yardstick(policy, Calibration({place: measured}, table))
-    context = FollowingContext(policy, table, decode_frame(encode_frame(frame)), yardstick=yardstick)
+    frame = Frame.of({SiteAddress(0, 1, Kind.DECISION, 0): encode_decision(-14, entries)})
+    table = GridTable({(int(Kind.DECISION), 0): SiteGrid(0, -14, 0)})
+    context = FollowingContext(FP64, table, decode_frame(encode_frame(frame)))
     x = torch.tensor([0.0, 0.0, -(2.0**-16), 0.0], dtype=torch.float64)
 
+    context.start_micro_batch(1)
     assert context.pending(x)
     context.band(1.0)
+    assert not (has_sides and context.omits_exact())
     context.decide(
         4, 2, torch.arange(4), lambda at: (torch.sign(x[at]) + 1).to(torch.int64), lambda pairs: x[pairs[:, 0]].abs()
     )  # fmt: skip
 
     assert context.freedom.decisions_moved == 3
-    ties = 2 if floor == STILL else 0
-    assert context.freedom.decisions_far == (1 if policy.autocast else ties)
+    assert {place: at.tolist() for place, at in context.ties.items()} == (
+        {(1, 0): [1, 3]} if has_sides else {}
+    )
 
 
 @POLICIES

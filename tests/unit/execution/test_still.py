@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from tallystick.execution.dispatch.capture import Capture
@@ -41,18 +40,6 @@ def test_what_never_left_its_point_is_still() -> None:
 
 def test_one_element_that_left_its_point_is_enough() -> None:
     assert still_after(ON_POINTS - torch.tensor([0.0, 0.0, 2.4e-7, 0.0, 0.0])) == frozenset()
-
-
-@pytest.mark.parametrize(("moved", "still"), [(0.0, {0}), (2.0**-30, set[int]())])
-def test_zeros_alone_are_still_if_none_moves(moved: float, still: set[int]) -> None:
-    probe, zeros = ProbingContext(), torch.zeros(5)
-    probe.start_micro_batch(0)
-    echo = EchoingContext(probe)
-    for context, x in ((probe, zeros), (echo, zeros + moved)):
-        context.start_micro_batch(0)
-        with Capture(context, RandomStream(0), compute=torch.float32, findings=OperatorFindings()):
-            torch.relu(x)
-    assert still_sites(probe, echo.left) == still
 
 
 def entries(grids: dict[tuple[int, int], SiteGrid]) -> int:

@@ -19,8 +19,8 @@ from tallystick.execution.noise.own_path import MOST_CHOICES, OwnPath
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import Frame, Kind, encode_frame
-from tallystick.numerics.policy import POLICIES
+from tallystick.numerics.log import Frame, Kind, decode_frame, encode_frame
+from tallystick.numerics.policy import FP32, POLICIES, find_policy
 from tallystick.roles import acceptance, bending
 from tallystick.roles.acceptance import DOUBT, Acceptance, Limits
 from tallystick.roles.bending import StepBend, TensorBend
@@ -175,6 +175,7 @@ def test_a_trainer_chooses_so_often_at_most_when_to_measure(
 ) -> None:
     """Who measures when it suits chooses which of a gradient's batches is asked whether it is noise."""
     monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
+    monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
     own = Yardstick(POLICIES[policy], Calibration())
     auditor, now = Acceptance(Limits(), Freedom()), session(step=4)
     auditor.begin(now)
@@ -468,6 +469,7 @@ def test_what_a_log_calls_more_than_noise_or_has_outgrown_it_between_two_measure
 
     monkeypatch.setattr(acceptance, "calibrate", calibrate)
     monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
+    monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
     now, auditor = session(step=1), Acceptance(Limits(), Freedom())
     now.listeners, now.interlude = SimpleNamespace(gradients=None), nullcontext
     now.parameters[0][1].grad, now.has_outgrown = torch.full((4,), size), lambda doubt: False
@@ -514,6 +516,7 @@ def test_a_gradient_that_was_exactly_zero_is_measured_when_it_has_outgrown_the_n
 
     monkeypatch.setattr(acceptance, "calibrate", calibrate)
     monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
+    monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
     now, auditor = session(step=0), Acceptance(Limits(), Freedom())
     now.listeners, now.interlude, now.is_calibrated = (
         SimpleNamespace(gradients=None),
@@ -529,3 +532,40 @@ def test_a_gradient_that_was_exactly_zero_is_measured_when_it_has_outgrown_the_n
     assert auditor._yardstick is not None
     assert (auditor._yardstick.hears(place), auditor._yardstick.would_hear(place)) == (measured, measured)
     assert auditor._yardstick.noise[place] is (noise if measured else zero)
+
+
+@pytest.mark.parametrize(
+    ("policy", "leaves", "exact", "repeated"),
+    [("fp32", 3, 2, 16), ("fp64", 3, 2, 16), ("fp32", 0, 0, 1), ("fp32", 16, 2, 16), ("bf16", 3, 0, 0)],
+)  # fmt: skip
+def test_what_a_log_turned_counts_where_no_repetition_moves_it_off_its_point(
+    policy: str, leaves: int, exact: int, repeated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four turned elements two are zeros for what they are; one leaves in the first repetition, one in that numbered."""
+    empty = decode_frame(encode_frame(Frame.of({})))
+    session: Any = SimpleNamespace(
+        policy=find_policy(policy), seed=3, step=5, interlude=nullcontext, arithmetic=None,
+        tensors=SimpleNamespace(all_buffers=list), following_context=lambda frame, form: form(FP32, GridTable(), empty),
+    )  # fmt: skip
+    context: Any = SimpleNamespace(ties={(1, 2): torch.tensor([0, 2, 5, 7])}, frame=empty)
+    asked: list[list[int]] = []
+
+    def repeat(session: Any, backward: Any, branches: Any, started: Any) -> None:
+        x = torch.zeros(8)
+        x[2], x[7] = 1e-9, (1e-9 if len(asked) >= leaves else 0.0)
+        branches.start_micro_batch(1)
+        assert [branches.pending(x) for _ in range(3)] == [False, False, True]
+        asked.append(branches.asked[(1, 2)].tolist())
+        branches.decide(
+            8, 2, torch.arange(0), lambda at: (torch.sign(x[at]) + 1).to(torch.int64), lambda pairs: x
+        )
+
+    monkeypatch.setattr(bending, "gradients_under", repeat)
+    monkeypatch.setattr(bending, "jittered", lambda session, jitter: nullcontext())
+    if leaves == 0:
+        context.ties = {(1, 2): torch.tensor([2, 7])}
+    elif leaves == 16:
+        context.ties = {(1, 2): torch.tensor([0, 2, 5])}
+
+    assert bending.count_exact(session, context, lambda given: None) == exact
+    assert len(asked) == repeated

@@ -220,7 +220,6 @@ class EchoingContext:
             moved = (now - before).abs().nan_to_num_(0.0) if same else torch.full((1,), math.inf)
             if (largest := float(moved.max())) > 0.0:  # of an input that is all zeros it is no share
                 noise = largest / rms if rms > 0.0 else math.inf
-                self.left |= {self._ordinal} if rms == 0.0 else set[int]()
                 self.noise[self._ordinal] = max(self.noise.get(self._ordinal, 0.0), noise)
                 self.flips += self.probe.density.get(place, 0.0) * float(moved.mean())
             elif rms > 0.0:

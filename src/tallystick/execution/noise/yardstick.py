@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from tallystick.execution.dispatch.decisions import EQUAL
 from tallystick.execution.noise.freedom import (
     CLUSTER,
     FLIPS,
@@ -29,7 +28,6 @@ from tallystick.execution.rounding.grids import (
     DOUBT,
     OUTGROWN,
     RISES,
-    STILL,
     Site,
     is_loud,
     is_noise_only,
@@ -272,14 +270,6 @@ class Yardstick:
             return 0.0
         noise = self.noise.get(place)
         return REACH * (self._noisiest if noise is None else noise.relative)
-
-    def still(self, place: Site) -> int:
-        """Return the symbol that no log may turn there, -1 for none: of what lies exactly on its switching point for what it is.
-
-        No such element left it when the step was repeated: a mask's zeros, a sample's weight.
-        """
-        own = self.measured.table.sites.get(place)
-        return EQUAL if own is not None and own.floor == STILL and not self.policy.autocast else -1
 
     def flips(self) -> float:
         """Return how many decisions of a step two honest machines are expected to differ in."""

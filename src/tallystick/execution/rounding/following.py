@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
+from tallystick.execution.dispatch.decisions import EQUAL
 from tallystick.execution.noise.buffers import BufferStep
 from tallystick.execution.noise.freedom import (
     Excess,
@@ -66,7 +67,8 @@ class FollowingContext:
     the parameter, its gradient as rounded, the elements moved and how far. ``own`` is told of each gradient as rounded where the
     follower's own rounding would have given other values, which, and whether the gradient is hardly more than its noise.
     ``is_first`` is whether no step lies before this one: grids of a first state are the trainer's word. ``chooses`` is whether
-    grids may be chosen anew where the noise was measured; ``outgrown`` as ``HeaderChecks`` has it.
+    grids may be chosen anew where the noise was measured; ``outgrown`` as ``HeaderChecks`` has it. ``ties`` are the elements, by
+    micro-batch and decision, that lie exactly on a switching point here and that the log turned.
     """
 
     policy: Policy
@@ -85,6 +87,8 @@ class FollowingContext:
     is_first: bool = False
     chooses: bool = True
     outgrown: frozenset[int] = frozenset()
+    ties: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    _has_sides: bool = False
     _micro_batch: int = 0
     _ordinal: int = -1
 
@@ -149,7 +153,7 @@ class FollowingContext:
 
     def pending(self, x: Tensor) -> bool:
         """Go to the next site; whether the log has entries for it."""
-        self._ordinal += 1
+        self._ordinal, self._has_sides = self._ordinal + 1, False
         self._address = SiteAddress(self.rank, self._micro_batch, Kind.DECISION, self._ordinal)
         self._decision = self._payload(self._address)
         return self._decision is not None
@@ -163,7 +167,8 @@ class FollowingContext:
         return 0.0
 
     def omits_exact(self) -> bool:
-        """Nothing is searched for when following."""
+        """Nothing is searched for when following; this decision is between the sides of a point."""
+        self._has_sides = True
         return False
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
@@ -183,22 +188,18 @@ class FollowingContext:
         good = away < reach
         if not bool(good.all()):
             first = int((~good).nonzero()[0].item())
-            self.violations.append(
-                Violation(
-                    site,
-                    int(at[first]),
-                    f"{float(away[first]):.3g} from the switching point, twice the band is {reach:.3g}",
-                )
-            )
+            rule = f"{float(away[first]):.3g} from the switching point, twice the band is {reach:.3g}"
+            self.violations.append(Violation(site, int(at[first]), rule))
         at, symbol, away = at[good], symbol[good], away[good]
         mine = symbols(at)
         moved = mine != symbol
         self.freedom.decisions_near += int(at.numel())
         self.freedom.decisions_moved += int(moved.sum())
         if self.yardstick is not None:
-            place = (Kind.DECISION, self._ordinal)
-            far = (away > self.yardstick.reach(place) * self._rms) | (mine == self.yardstick.still(place))
-            self.freedom.decisions_far += int((moved & far).sum())
+            noise = self.yardstick.reach((Kind.DECISION, self._ordinal)) * self._rms
+            self.freedom.decisions_far += int((moved & (away > noise)).sum())
+        if self._has_sides and bool((tied := moved & (mine == EQUAL)).any()):
+            self.ties[(self._micro_batch, self._ordinal)] = at[tied]
         return at, symbol
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
