@@ -31,7 +31,7 @@ from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack
 
-JOB, STEPS = Path(__file__).with_name("masked_samples_job.py"), 200
+JOB, STEPS = Path(__file__).with_name("masked_samples_job.py"), 80
 ROOM = 0.93
 """The share of what a step's decisions may bend that is used up."""
 
