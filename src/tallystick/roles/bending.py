@@ -47,11 +47,11 @@ class _Ties(FollowingContext):
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> None:  # fmt: skip
-        """Note them; nothing is obeyed."""
+        """Note them, and those that are not there at all; nothing is obeyed."""
         place = self._micro_batch, self._ordinal
         at = self.asked[place]
-        at = at[at < numel]
-        self.found[place] = at[symbols(at) == EQUAL]
+        here = at[at < numel]
+        self.found[place] = torch.cat((at[at >= numel], here[symbols(here) == EQUAL]))
 
 
 @dataclass
@@ -127,7 +127,7 @@ def count_exact(session: Session, context: FollowingContext, backward: Backward)
         with session.interlude(), jittered(session, jitter):
             started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
             gradients_under(session, backward, branches, started)
-        left = branches.found
+        left = {**left, **branches.found}  # a decision that was not reached says nothing
     return sum(at.numel() for at in left.values())
 
 

@@ -423,6 +423,9 @@ def test_norms_of_float64_are_right_to_their_last_digit_and_out_of_range() -> No
         x = torch.tensor(values, dtype=torch.float64)
         assert call(A.linalg_vector_norm.default, x).item() == torch.linalg.vector_norm(x).item()
         assert call(A._foreach_norm.Scalar, [x], 2)[0].item() == torch.linalg.vector_norm(x).item()
+    absent = torch._efficientzerotensor((3,))  # whose numbers are in no memory
+    assert call(A.linalg_vector_norm.default, absent).item() == 0.0
+    assert [norm.item() for norm in call(A._foreach_norm.Scalar, [absent, absent], 2)] == [0.0, 0.0]
     out = torch.zeros(())
     with RowOperators():
         torch.linalg.vector_norm(torch.tensor([3.0, 4.0]), out=out)

@@ -569,3 +569,24 @@ def test_what_a_log_turned_counts_where_no_repetition_moves_it_off_its_point(
 
     assert bending.count_exact(session, context, lambda given: None) == exact
     assert len(asked) == repeated
+
+
+def test_a_decision_that_no_repetition_reaches_is_not_excused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may go another way under jitter; of two elements one was seen to leave its point."""
+    empty = decode_frame(encode_frame(Frame.of({})))
+    session: Any = SimpleNamespace(
+        policy=FP32, seed=3, step=5, interlude=nullcontext, arithmetic=None,
+        tensors=SimpleNamespace(all_buffers=list), following_context=lambda frame, form: form(FP32, GridTable(), empty),
+    )  # fmt: skip
+    context: Any = SimpleNamespace(
+        ties={(0, 0): torch.tensor([1, 9]), (0, 4): torch.tensor([0])}, frame=empty
+    )
+
+    def repeat(session: Any, backward: Any, branches: Any, started: Any) -> None:
+        branches.start_micro_batch(0)
+        assert branches.pending(torch.ones(4))
+        branches.decide(4, 2, torch.arange(0), lambda at: torch.full_like(at, 2), lambda pairs: pairs)
+
+    monkeypatch.setattr(bending, "gradients_under", repeat)
+    monkeypatch.setattr(bending, "jittered", lambda session, jitter: nullcontext())
+    assert bending.count_exact(session, context, lambda given: None) == 2

@@ -75,10 +75,9 @@ def _reduced(args: Arguments, result: Tensor, number: int) -> float:
 
 
 def _squares(args: Arguments, result: Tensor, number: int) -> float:
+    # Of all elements it is no long sum, see ``rows``.
     is_whole = result.numel() == 1 and (len(args) < 2 or args[1] in (None, 2))
-    return (
-        1 if is_whole else _reduced(args, result, number)
-    )  # of all elements it is no long sum, see ``rows``
+    return 1 if is_whole else _reduced(args, result, number)
 
 
 def _scattered(args: Arguments, result: Tensor, number: int) -> float:

@@ -56,7 +56,7 @@ def _handler(rule: Row, dtypes: tuple[torch.dtype, ...] = NARROW, *, mixed: bool
             floats
             and floats[0].dtype in dtypes
             and all(tensor.dtype is floats[0].dtype for tensor in floats)
-            and all(type(t) in DENSE and t.layout is torch.strided for t in tensors)
+            and all(map(_is_dense, tensors))
             and floats[0].numel()
         ):
             found = rule(*given)
@@ -65,6 +65,11 @@ def _handler(rule: Row, dtypes: tuple[torch.dtype, ...] = NARROW, *, mixed: bool
         return func(*args, **kwargs)
 
     return handle
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether it is a plain tensor with numbers in some memory: autograd's zeros have none."""
+    return type(x) in DENSE and x.layout is torch.strided and not x._is_zerotensor()
 
 
 def _narrow_of(given: Sequence[Any]) -> torch.dtype | None:
@@ -332,7 +337,7 @@ def _vector_norm(
 
 def _foreach_norm(here: object, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     tensors, order, dtype = all_arguments(func, args, kwargs)
-    if order == 2 and dtype is None and all(x.dtype in BOTH and x.numel() for x in tensors):
+    if order == 2 and dtype is None and all(x.dtype in BOTH and x.numel() and _is_dense(x) for x in tensors):
         found = [_whole_norm(x) for x in tensors]
         if all(norm is not None for norm in found):
             return found
