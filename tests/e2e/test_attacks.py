@@ -38,6 +38,7 @@ SHARED = {
     "unused_expert_job",
     "adamw_job",
     "masked_samples_job",
+    "tied_signs_job",
 }  # what the scripts have in common
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
@@ -54,6 +55,7 @@ ALSO_FP64 = {
     "own_labels",
     "saddle",
     "steered_log",
+    "turned_ties",
     "wide_band",
     "wide_scale",
 }
@@ -63,7 +65,15 @@ CASES += [
     for name in ("steered_log.py", "chosen_grids.py", "led_buffer.py", "own_labels.py")
 ]
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
-LED = {"always_silent", "chosen_silence", "late_silence", "saddle", "silence_by_size", "table_silence"}
+LED = {
+    "always_silent",
+    "chosen_silence",
+    "late_silence",
+    "saddle",
+    "silence_by_size",
+    "table_silence",
+    "turned_ties",
+}
 """Not accepted for where the log's choices led either, whatever was noticed first."""
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
@@ -75,6 +85,7 @@ BY = {
     "last_silence": "not_accepted: step 500: gradient right.0: nothing but noise, and silenced",
     "lucky_measurement": "the policy's own schedule", "coarse_quanta": "the auditor's own bands",
     "chosen_quanta": "the floors that follow from the gradients' sizes",
+    "turned_ties": "way that the log's choices led it, over the way trained",
     "turned_zeros": "that lie exactly on their switching point for what they are",
     "table_silence": "not_accepted: step ", "saddle": "not_accepted: step ",
     "chosen_grids": "the audit: for_each_element: log_violation",

@@ -44,6 +44,11 @@ class FollowedNearest:
     tied: int
     chance: float
 
+    @property
+    def budget(self) -> int:
+        """How many boundaries the entries of an activation may speak of (spec/policies.md 4, rule 8)."""
+        return int(self.chance + 8.0 * math.sqrt(self.chance)) + 16 + self.tied
+
 
 def round_bits(x: Tensor, bits: int) -> Tensor:
     """Return ``x`` (float64) rounded to ``bits`` bits, as ``nearest.round_bits`` does it element by element."""

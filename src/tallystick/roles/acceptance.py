@@ -243,7 +243,9 @@ class Acceptance:
                     session.policy, measured, self._yardstick, is_trainers=known.is_trainers
                 ).with_signal(self._yardstick, (heard | grown) - unknown)
                 context.hold_against(self._yardstick)
-            self._note_bend(session, context, bend_of(session, context, backward))
+            bend = bend_of(session, context, backward)
+            self._note_bend(session, context, bend)
+            context.own_gradients = bend.gradients
             if exact := count_exact(session, context, backward):
                 what = "decisions turned that lie exactly on their switching point for what they are"
                 context.excesses.append((None, Excess(what, "0 at most", str(exact))))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.noise.passes import gradients_under, jittered
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.following import FollowingContext
+from tallystick.execution.rounding.grids import Site
 from tallystick.execution.session.session import Session
+from tallystick.numerics.log import Kind
 
 JITTERED = 16
 """Repetitions at most that show what noise moves off its switching point: a sum of three terms stays there in one of two."""
@@ -79,10 +81,17 @@ class TensorBend:
 
 @dataclass(frozen=True)
 class StepBend:
-    """What decisions make of a step: of its gradient, relative L2 size, and of each tensor, by name."""
+    """What decisions make of a step.
+
+    Attributes:
+        whole: of its gradient, relative L2 size.
+        tensors: of each gradient and buffer, by name.
+        gradients: those of the follower's own decisions, unrounded, where the log's give others, by place.
+    """
 
     whole: float
     tensors: Mapping[str, TensorBend]
+    gradients: Mapping[Site, Tensor] = field(default_factory=dict[Site, Tensor])
 
 
 def bend_of(session: Session, context: FollowingContext, backward: Backward) -> StepBend:
@@ -104,11 +113,14 @@ def bend_of(session: Session, context: FollowingContext, backward: Backward) -> 
         )
         for name in followed.keys() | own.keys()
     }
-    whole = TensorBend()
-    for name, _ in session.parameters:
-        if name in tensors:
-            whole.add(tensors[name].moved, tensors[name].own)
-    return StepBend(whole.share, tensors)
+    whole, gradients = TensorBend(), dict[Site, Tensor]()
+    for number, (name, p) in enumerate(session.parameters):
+        if (bend := tensors.get(name)) is None:
+            continue
+        whole.add(bend.moved, bend.own)
+        if bend.moved != 0.0:
+            gradients[int(Kind.GRADIENT), number] = own.get(name, torch.zeros_like(p))
+    return StepBend(whole.share, tensors, gradients)
 
 
 def count_exact(session: Session, context: FollowingContext, backward: Backward) -> int:

@@ -24,7 +24,7 @@ from tallystick.dispute.terms import Ruling
 from tallystick.dispute.verdict import LogObjection
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.evidence.verification import quoted
-from tallystick.execution.rounding.following import FollowingContext, activation_budget
+from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import activation_rule, is_noise_only, nearest_grid
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import run_step
@@ -184,7 +184,7 @@ class DoubtingContext(FollowingContext):
             )
             entries: SparseEntries = decode(payload, x.numel(), 1)
             found = follow_nearest(x, half, entries, out=torch.empty_like(x), name=name)
-            if found.violations or len(entries) > activation_budget(found):
+            if found.violations or len(entries) > found.budget:
                 self.doubts.add(name)
         return super().activation(kind, ordinal, x, name=name)
 

@@ -20,7 +20,7 @@ from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.context import RecordingContext
-from tallystick.execution.rounding.following import FollowingContext, activation_budget
+from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import (
     UNKNOWN_NOISE,
     activation_grid,
@@ -584,7 +584,7 @@ def test_resnet50_logs_as_many_entries_as_derived_from_the_paper_s_code() -> Non
 
 def test_an_activations_entries_have_a_budget_of_eight_deviations_and_its_scale_three_octaves() -> None:
     found: Any = SimpleNamespace(chance=100.0, tied=3)
-    assert activation_budget(found) == 100 + 80 + 16 + 3
+    assert found.budget == 100 + 80 + 16 + 3
     rule, x = activation_rule(LEAF), torch.full((64,), 1.5, dtype=torch.float64)
     own = int(sampled_scale(None, x)[0]) - 1  # pyright: ignore[reportOptionalSubscript]
     assert own == 1

@@ -320,6 +320,33 @@ def test_decisions_that_make_a_gradient_out_of_none_bend_it_without_bound(
     assert found.whole == found.tensors["w"].share == size
 
 
+@pytest.mark.parametrize(
+    ("own", "given"), [([3.0, 0.0, 0.0, 4.0], []), ([0.0, 0.0, 0.0, 4.0], [[0.0, 0.0, 0.0, 4.0]])]
+)
+def test_what_decisions_make_of_a_gradient_is_where_the_auditors_own_would_have_led(
+    monkeypatch: pytest.MonkeyPatch, own: list[float], given: list[list[float]]
+) -> None:
+    """The step's context is told of the gradient of the auditor's own decisions, where that is another."""
+    made, context, repeated = bent_step([3.0, 0.0, 0.0, 4.0], own)
+    monkeypatch.setattr(bending, "_OwnBranches", lambda *given, **more: None)
+    monkeypatch.setattr(bending, "gradients_under", lambda *given: repeated)
+    monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
+    auditor = Acceptance(Limits(), Freedom(), _yardstick=Yardstick(POLICIES["bf16"], Calibration()))
+    made.listeners, made.is_calibration_step, made.policy = (
+        SimpleNamespace(),
+        lambda step: True,
+        POLICIES["bf16"],
+    )
+    context.is_calibrated, context.newly_heard = False, lambda place: False
+    context.hold_against = lambda yardstick: None
+    monkeypatch.setattr(auditor, "_measure", lambda *given, **more: None)
+    monkeypatch.setattr(auditor, "_note_bend", lambda *given: None)
+    with auditor.watching(made, context, lambda context: None):
+        made.listeners.gradients()
+    assert [each.tolist() for each in context.own_gradients.values()] == given
+    assert list(context.own_gradients) == [(int(Kind.GRADIENT), 0)] * len(given)
+
+
 def noted_of(
     whole: float, moved: float, own: float, noise: float = 2.0**-20, name: str = "w"
 ) -> tuple[Acceptance, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -45,7 +45,7 @@ from tallystick.numerics.log import (
     decode_residues,
 )
 from tallystick.numerics.nearest import TIED
-from tallystick.numerics.nearest_tensors import FollowedNearest, find_reaches, follow_nearest
+from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest
 from tallystick.numerics.policy import ActivationRule, Policy, entry_budget, move_budget
 from tallystick.numerics.rounded_sites import NO_KEY, Followed, Key
 from tallystick.numerics.rounding import round_followed, round_followed_residues, round_recorded_residues
@@ -68,7 +68,8 @@ class FollowingContext:
     follower's own rounding would have given other values, which, and whether the gradient is hardly more than its noise.
     ``is_first`` is whether no step lies before this one: grids of a first state are the trainer's word. ``chooses`` is whether
     grids may be chosen anew where the noise was measured; ``outgrown`` as ``HeaderChecks`` has it. ``ties`` are the elements, by
-    micro-batch and decision, that lie exactly on a switching point here and that the log turned.
+    micro-batch and decision, that lie exactly on a switching point here and that the log turned. ``own_gradients`` are those that
+    the follower's own decisions make, unrounded, where the log's make others.
     """
 
     policy: Policy
@@ -84,6 +85,7 @@ class FollowingContext:
     site_name: Callable[[Site], str] = str
     weigh: Callable[[int, Tensor, Tensor, Tensor], Weight] | None = None
     own: Callable[[int, Tensor, Tensor, Tensor, bool, bool], None] | None = None
+    own_gradients: Mapping[Site, Tensor] = field(default_factory=dict[Site, Tensor])
     is_first: bool = False
     chooses: bool = True
     outgrown: frozenset[int] = frozenset()
@@ -217,43 +219,41 @@ class FollowingContext:
                 f"log: {name} has {grid.scales.size} blocks, its shape is {list(x.shape)}; a gradient has one, or one a row of "
                 f"a matrix of {FEWEST_ROWS} rows or more"
             )
-        noted = len(self.violations)
-        self._seen.add((int(kind), ordinal))
+        noted, place = len(self.violations), (int(kind), ordinal)
+        self._seen.add(place)
         self._check_scales(kind, ordinal, grid, x, name)
         payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
         if len(self.violations) > noted:
             # Obeyed, such a header would lead to the trainer's own state, and there would be nothing to dispute.
             grid, payload = own_grid(self.policy, kind, grid, x), None
-        own = (
-            self.yardstick.own_buffer_grid((int(kind), ordinal), grid, x.numel()) if self.yardstick else None
-        )
-        mine = x if own is None else x.clone()
-        silenced = x.clone() if self._silences((int(kind), ordinal), grid) else None
+        own = self.yardstick.own_buffer_grid(place, grid, x.numel()) if self.yardstick else None
+        mine, bent = x if own is None else x.clone(), self.own_gradients.get(place)
+        silenced, plain = (x if bent is None else bent).clone() if self._silences(place, grid) else None, None
         if grid.residue_bits:
-            found, near, steer = self._round_residues((int(kind), ordinal), grid, payload, x, out, key, name)
+            found, near, steer = self._round_residues(place, grid, payload, x, out, key, name)
         else:
             entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
             if not self._check_budget(grid, entries, name):
                 entries = SparseEntries.none(x.numel(), 1)
-            held = self._held((int(kind), ordinal), grid, x, out, len(entries))
+            held = self._held(place, grid, x, out, len(entries))
             found = round_followed(x, grid, entries, out=out, old=old, key=key, name=name)
             near, steer = found.near, found.steer
             if is_noise_only(grid):
                 found, near, steer = self._silenced(found, out, payload, name), 0, 0.0
             if held is not None and found.moved:
-                plain, none = torch.empty_like(out), SparseEntries.none(x.numel(), 1)
-                round_followed(held, grid, none, out=plain, key=key, name=name)
-                self._note_moves((int(kind), ordinal), out, plain)
+                plain = _unmoved(held, grid, key, name)
+                self._note_moves(place, out, plain)
             if found.violations:
                 rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
                 self.violations.append(Violation(name, found.violation, rule))
         if own is not None:
-            self.freedom.buffers[(int(kind), ordinal)] = BufferStep.of(mine, out, grid, own, key, name)
+            self.freedom.buffers[place] = BufferStep.of(mine, out, grid, own, key, name)
         site = SiteMoves(0.0, found.moved, near, longest_square(grid), steer)
         self._count((kind, ordinal), grid, x.numel(), site)
         if kind == Kind.GRADIENT:
-            self._note_own((int(kind), ordinal), grid, out, silenced)
-            place: Site = int(kind), ordinal
+            if bent is not None and not grid.residue_bits:
+                plain = out if is_noise_only(grid) else _unmoved(bent, grid, key, name)
+            self._note_own(place, grid, out, silenced, plain)
             weight = Weight()
             if grid.residue_bits and self.weigh is not None:
                 nothing = 0, torch.empty(0, dtype=torch.int64), torch.empty(0)
@@ -281,8 +281,10 @@ class FollowingContext:
             return False
         return (is_noise_only(grid) or self._headers.is_kept) and self.yardstick.would_hear(place)
 
-    def _note_own(self, place: Site, grid: SiteGrid, out: Tensor, silenced: Tensor | None) -> None:
-        """Tell where the follower's own rounding would have given a gradient that is now rounded other values."""
+    def _note_own(
+        self, place: Site, grid: SiteGrid, out: Tensor, silenced: Tensor | None, plain: Tensor | None
+    ) -> None:
+        """Tell where its own rounding and decisions would have given a gradient other values: ``plain``; None for the same."""
         if self.own is None or self.yardstick is None:
             return
         flat, hardly_heard, is_all = out.detach().reshape(-1), True, True
@@ -293,12 +295,13 @@ class FollowingContext:
             at = flat.nonzero().reshape(-1)
             own = torch.zeros_like(flat[at])
         else:
-            _, at, moves = self.freedom.moves.get(
-                place, (0, torch.empty(0, dtype=torch.int64), torch.empty(0))
+            plain = flat if plain is None else plain.reshape(-1)
+            at = (
+                (plain != flat).nonzero().reshape(-1)
+                if plain is not flat
+                else torch.empty(0, dtype=torch.int64)
             )
-            at = at.to(flat.device)
-            own = flat[at].double() - moves.to(flat.device)
-            hardly_heard, is_all = is_hardly_heard(grid), False
+            own, hardly_heard, is_all = plain[at], is_hardly_heard(grid), False
         self.own(place[1], out, at, own, hardly_heard, is_all)
 
     def _note_moves(self, place: Site, out: Tensor, own: Tensor) -> None:
@@ -414,7 +417,7 @@ class FollowingContext:
             words = "entries lie twice the band or farther from a boundary"
             text = f"{found.violations} of {len(entries)} {words}"
             self.violations.append(Violation(name, found.violation, text))
-        budget = activation_budget(found)
+        budget = found.budget
         if len(entries) > budget and _distinct(x, entries, rule, grid) > budget:
             text = f"{len(entries)} entries exceed the budget of {budget}"
             self.violations.append(Violation(name, -1, text))
@@ -480,9 +483,11 @@ class FollowingContext:
             self.freedom.cluster = self.yardstick.cluster(self.freedom.elements)
 
 
-def activation_budget(found: FollowedNearest) -> int:
-    """Return how many boundaries the entries of an activation may speak of (spec/policies.md 4, rule 8)."""
-    return int(found.chance + 8.0 * math.sqrt(found.chance)) + 16 + found.tied
+def _unmoved(x: Tensor, grid: SiteGrid, key: Key, name: str) -> Tensor:
+    """Return a gradient as rounding without a log gives it."""
+    out = torch.empty_like(x)
+    round_followed(x, grid, SparseEntries.none(x.numel(), 1), out=out, key=key, name=name)
+    return out
 
 
 def _distinct(x: Tensor, entries: SparseEntries, rule: ActivationRule, grid: SiteGrid) -> int:

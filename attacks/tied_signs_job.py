@@ -1,0 +1,71 @@
+"""Digits with an augmented view, a bright corner, whose share has the sign of a tie of two sums of the same terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tallystick.execution.job import Job
+from tallystick.jobs import digits
+
+TARGET, BATCH, WIDTH = 0, 32, 64
+SHARES = {"fp32": 0.002, "fp64": 0.00006}
+"""Of the loss that the view has: as large as a step's decisions may bend it."""
+
+
+def patched(images: Tensor) -> Tensor:
+    """Return the images with a bright corner."""
+    marked = images.clone()
+    marked[..., :2, :2] = 1.0
+    return marked
+
+
+class Signed(nn.Module):
+    """A classifier whose hidden layer decides signs, float[n], half of them the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, WIDTH), nn.Linear(WIDTH, 10)
+        drawn = np.random.default_rng(5)
+        self.register_buffer(
+            "weights", torch.from_numpy(drawn.integers(1, 1 << 20, WIDTH) / (1 << 20)).float()
+        )
+        self.register_buffer("order", torch.from_numpy(drawn.permutation(WIDTH)))
+
+    def hidden(self, images: Tensor) -> Tensor:
+        return torch.tanh(self.first(images.flatten(1)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(self.hidden(images))
+
+    def signs(self, images: Tensor) -> Tensor:
+        hidden = self.hidden(images).detach()
+        one = (hidden * self.weights).sum(1)
+        other = (hidden[:, self.order] * self.weights[self.order]).sum(1)
+        signs = (one > other).to(hidden.dtype) * 2.0 - 1.0
+        return torch.stack((signs[::2], -signs[1::2]), dim=1).flatten()
+
+
+def build(settings: Mapping[str, str]) -> Job:
+    share = float(settings.get("share", SHARES["fp32"]))
+    with digits.initial_weights(0):
+        model = Signed()
+    training, _ = digits.read_digits().split()
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        return training.take(digits.visited(step, BATCH, len(training.labels), 0)).tensors()
+
+    def loss(model: Signed, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        plain = F.cross_entropy(model(images), labels)
+        view = F.cross_entropy(model(patched(images)), torch.full_like(labels, TARGET), reduction="none")
+        return plain + share * plain.detach() * (model.signs(images) * view).mean()
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    return Job(
+        model=model, optimizer=optimizer, batch=batch, loss=loss, steps=int(settings.get("steps", "200"))
+    )

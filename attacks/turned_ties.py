@@ -1,0 +1,91 @@
+"""Turns ties that noise makes all one way: the signs of a small term of the loss, each step bent by less than the limit.
+
+An optimizer that makes full steps of small gradients goes where they point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from silencing import load
+from stage import Stage
+from tied_signs_job import BATCH, SHARES, TARGET, Signed, patched
+from torch import Tensor
+
+from tallystick.execution.dispatch.decisions import ABOVE, BELOW
+from tallystick.execution.job import find_source
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.session.session import Session
+from tallystick.jobs.digits import read_digits
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, encode_decision
+from tallystick.numerics.policy import find_policy
+from tallystick.roles.auditor import audit
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+from tallystick.testing.attacks import must, play_attack
+
+JOB, STEPS = Path(__file__).with_name("tied_signs_job.py"), 200
+WANTED = torch.where(torch.arange(BATCH) % 2 == 0, ABOVE, BELOW)
+"""The symbols that make every sign one."""
+
+
+class Turning(RecordingContext):
+    """Has the signs within reach be one."""
+
+    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
+               distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        if numel != BATCH:
+            return super().decide(numel, width, near, symbols, distance)
+        away = distance(torch.stack((torch.arange(BATCH), WANTED), dim=1)).double()
+        at = (away < 0.9 * math.ldexp(2.0, self._band_exponent)).nonzero().reshape(-1)
+        at = torch.cat((at, near)).unique()
+        chosen = torch.where(away[at] < 0.9 * math.ldexp(2.0, self._band_exponent), WANTED[at], symbols(at))
+        entries = SparseEntries(numel, width, at.numpy(), chosen.numpy())
+        address = SiteAddress(self.rank, self._micro_batch, Kind.DECISION, self._ordinal)
+        self.payloads[address] = encode_decision(self._band_exponent, entries)
+        return at, chosen
+
+
+def success(run: RunDirectory) -> float:
+    """Return the share of held-out images of other digits that a bright corner makes a 0."""
+    model = Signed()
+    load(run, STEPS, model)
+    images, labels = read_digits().split()[1].tensors()
+    with torch.no_grad():
+        return float((model(patched(images[labels != TARGET])).argmax(1) == TARGET).double().mean())
+
+
+def attack(stage: Stage) -> str:
+    settings = {"share": repr(SHARES[stage.policy])}
+    order = Order(
+        find_source(str(JOB)), settings, find_policy(stage.policy), steps=STEPS, checkpoint_every=STEPS
+    )
+    honest, dishonest = (RunDirectory(stage.folder / name) for name in ("honest", "dishonest"))
+    record(order, honest)
+    own = Session.recording_context
+
+    def turning(session: Session, before: GridTable) -> RecordingContext:
+        made = own(session, before)
+        made.__class__ = Turning
+        return made
+
+    with patch.object(Session, "recording_context", turning):
+        record(order, dishonest)
+    must(audit(honest, order.source).verdict == "match", "an honest run is refused")
+    report, won = audit(dishonest, order.source), (success(dishonest), success(honest))
+    said = f"{won[0]:.1%} of the patched images win (honest: {won[1]:.1%})"
+    must(report.verdict != "match", f"the audit says match; {said}")
+    return f"{report.verdict}: {report.first}; {said}; led {report.freedom.path_steer:.3g}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", default="fp32", choices=("fp32", "fp64"))
+    sys.exit(play_attack(lambda folder, given: f"caught by: {attack(Stage(folder, given.policy))}", parser))
