@@ -38,6 +38,7 @@ from tallystick.execution.noise.freedom import (
     STEADY_FLIPS,
     SiteMoves,
     StepFreedom,
+    largest_squares,
     quantum_square,
 )
 from tallystick.execution.noise.gradients import (
@@ -54,7 +55,6 @@ from tallystick.execution.noise.weighing import Weighing, Weight, is_linear
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding import context as rounding_context
 from tallystick.execution.rounding.context import RecordingContext, RoundingContext
-from tallystick.execution.rounding.following import _largest_squares
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     expected_form,
@@ -493,7 +493,7 @@ class Attacker:
             by_square = self.yardstick.by_square(site, table[site], numel)
             self.told_step.sites[site] = SiteMoves(each, 0, numel, square, by_square=by_square)
             if site[0] == Kind.GRADIENT and 0.0 < square < np.inf:
-                energy, quanta = energies[site], _largest_squares(table[site], numel, numel)
+                energy, quanta = energies[site], largest_squares(table[site], numel, numel)
                 unsure = self.yardstick.unsure(site, energy)
                 self.told_step.gradients[site] = GradientMoves(energy, 0.0, quanta, unsure, by_square)
                 self.told_step.quanta += quanta
@@ -788,10 +788,12 @@ class SteeringContext(RecordingContext):
             yield
             return
 
-        def widest(previous: np.ndarray | None, rms: np.ndarray, row_scales: bool = False) -> np.ndarray:
+        def widest(
+            previous: np.ndarray | None, rms: np.ndarray, row_scales: bool = False, *, rising: int = 1
+        ) -> np.ndarray:
             own = scale_exponents(rms)
             if self.attacker.limits.audited is not None and not (row_scales and self.base.sites):
-                return settled_scales(previous, rms, row_scales)
+                return settled_scales(previous, rms, row_scales, rising=rising)
             if row_scales:
                 own = np.maximum(own, whole_scale(rms))
             elif rms.size > 1:
@@ -881,8 +883,10 @@ class SteeringContext(RecordingContext):
             return grid
         rms = block_rms(x.contiguous(), grid.scales.size)
         with self._lifted(place):
-            own = grid.scales.astype(np.int64)
-            scales = rounding_context.settled_scales(own, rms, self.policy.row_scales) if rms.any() else own
+            scales = own = grid.scales.astype(np.int64)
+            rising = 1 if self.is_calibrated and self.chooses else self.policy.rising_slack(grid.floor)
+            if rms.any():
+                scales = rounding_context.settled_scales(own, rms, self.policy.row_scales, rising=rising)
         kept = kept_scales(
             self.base.sites.get(place), self._before.sites.get(place), self.policy, scales.size
         )

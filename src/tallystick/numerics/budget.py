@@ -24,8 +24,8 @@ STEP_TAIL = 1e-6
 """The same for a single step: of budgets of single steps there are many, and each move more in one is a larger steer."""
 
 STEER_MOVES = 724
-"""So many squared moves are 2^``gradient_steer`` of all squares, at least, sizes taken by their scales: some moves of it, and scales
-up to two octaves wide."""
+"""So many squared moves, at least, are 2^``gradient_steer`` of all squares, sizes taken by their scales, which are up to two
+octaves wide."""
 
 PLACES = 16  # binary places of a quotient of which only the exponent counts
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from tallystick.execution.noise.buffers import BufferStep, LedBuffer
@@ -451,3 +452,12 @@ def quantum_square(grid: SiteGrid) -> float:
     if grid.precision or not grid.scales.size:
         return math.inf
     return 4.0 ** float(int(grid.scales.max()) + grid.floor)
+
+
+def largest_squares(grid: SiteGrid, numel: int, count: int) -> float:
+    """Return the sum of the ``count`` largest squared quanta of a site."""
+    squares = np.sort(np.exp2(2.0 * (grid.scales.astype(np.float64) + grid.floor)))[::-1]
+    each = numel // squares.size
+    whole = min(count // each, squares.size)
+    rest = squares[whole] * (count - whole * each) if whole < squares.size else 0.0
+    return float(squares[:whole].sum() * each + rest)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from tallystick.execution.noise.freedom import (
     Excess,
     SiteMoves,
     StepFreedom,
+    largest_squares,
     longest_square,
 )
 from tallystick.execution.noise.gradients import GradientMoves
@@ -323,7 +323,7 @@ class FollowingContext:
                 shifted = energy  # as far as the gradient goes, it was moved
         elif grid.scales.size:
             self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
-            quanta = 0.0 if grid.precision or not numel else _largest_squares(grid, numel, numel)
+            quanta = 0.0 if grid.precision or not numel else largest_squares(grid, numel, numel)
         freedom.energy += energy
         freedom.shifted += shifted
         if grid.precision:
@@ -396,7 +396,7 @@ class FollowingContext:
                 (None, Excess(f"residues of {name}", f"{budget} moved at most", f"{found.moved}"))
             )
         chosen = min(found.near, budget)
-        return found, chosen, min(found.steer, _largest_squares(grid, x.numel(), chosen))
+        return found, chosen, min(found.steer, largest_squares(grid, x.numel(), chosen))
 
     def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
         """Round, following the log."""
@@ -494,12 +494,3 @@ def _distinct(x: Tensor, entries: SparseEntries, rule: ActivationRule, grid: Sit
     """Return how many boundaries the entries speak of: equal patches of an image give equal values, all near or none."""
     values = x.reshape(-1)[torch.from_numpy(entries.indexes).to(x.device)]
     return int(find_reaches(values, nearest_grid(rule, grid)).boundary.unique().numel())
-
-
-def _largest_squares(grid: SiteGrid, numel: int, count: int) -> float:
-    """Return the sum of the ``count`` largest squared quanta of a site."""
-    squares = np.sort(np.exp2(2.0 * (grid.scales.astype(np.float64) + grid.floor)))[::-1]
-    each = numel // squares.size
-    whole = min(count // each, squares.size)
-    rest = squares[whole] * (count - whole * each) if whole < squares.size else 0.0
-    return float(squares[:whole].sum() * each + rest)
