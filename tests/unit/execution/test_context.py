@@ -950,7 +950,8 @@ def test_scales_follow_size_with_slack() -> None:
         "rows lie at most 2**16 below the largest"
     )
     assert settled_scales(np.array([3, -2, 1]), rms, rising=0).tolist() == [1, -1, 2]
-    for before, now in ((None, 1), (3, 1), (2, 2), (0, 0), (-1, 0)):
+    assert settled_scales(np.array([UNSEEN, -2, 1]), rms, rising=0).tolist() == [1, -1, 2]
+    for before, now in ((None, 1), (3, 1), (2, 2), (0, 0), (-1, 0), (UNSEEN, 1)):
         given = None if before is None else np.array([before])
         assert settled_scales(given, rms[:1], rising=0).tolist() == [now], before
 

@@ -133,7 +133,8 @@ def settled_scales(
 
     The slack keeps the header short: a scale is written only when the block's size has really moved. With ``row_scales``
     there is none: a slack of two octaves there would be as much noise that the band does not know of, or a quantum four
-    times too coarse, and one small number a row is little beside a bit for each element. One that rises is ``rising`` too wide.
+    times too coarse, and one small number a row is little beside a bit for each element. One that rises is ``rising`` too
+    wide, but one of the first values.
     """
     if row_scales:
         return row_scales_of(rms, previous is not None and has_dips(previous))
@@ -144,13 +145,13 @@ def settled_scales(
     if previous is None:
         return wanted + 1
     keep = (wanted <= previous) & (previous <= wanted + 2)
-    return np.where(keep, previous, wanted + np.where(wanted > previous, rising, 1))
+    return np.where(keep, previous, wanted + np.where((wanted > previous) & (previous > UNSEEN), rising, 1))
 
 
 def _settled(previous: int | None, rms: float, rising: int) -> int:
     """Return what ``settled_scales`` does for a single block."""
     wanted = scale_exponent(rms)
-    if previous is None or previous > wanted + 2:
+    if previous is None or previous <= UNSEEN or previous > wanted + 2:
         return wanted + 1
     return previous if wanted <= previous else wanted + rising
 
