@@ -252,6 +252,12 @@ class Diagnosis:
         found = self.bench.gives(trial.change)
         if found is None:
             return False
+        again = self.bench.repeat()
+        if again is not None and self.bench.agrees(again):
+            note = "repeated with nothing changed, the step gives the stated state too: noise decides, and no change explains it"
+            if note not in self.found.notes:
+                self.found.notes.append(note)
+            return False
         self.confirmed = (trial, found)
         text = f"repeated with {trial.words}, the step gives the stated state to the last bit"
         self.found.findings.insert(0, Explanation(trial.cause, "confirmed", text))

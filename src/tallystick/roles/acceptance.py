@@ -33,7 +33,7 @@ from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
 from tallystick.numerics.tensor_measures import block_rms
-from tallystick.roles.bending import StepBend, TensorBend, bend_of, count_exact
+from tallystick.roles.bending import Carried, StepBend, TensorBend, bend_of, count_exact
 
 REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
@@ -94,11 +94,14 @@ class Acceptance:
     _weighing: Weighing | None = None
     _own: OwnPath = field(default_factory=lambda: OwnPath([], []))
     _bends: dict[str, TensorBend] = field(default_factory=dict[str, TensorBend])
+    _carried: Carried | None = None
     _before: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def begin(self, session: Session) -> None:
         """Begin with steps that follow the session's state: the noise is measured before the first, whatever the schedule."""
         self._before = copy.deepcopy({"freedom": vars(self.freedom), "bends": self._bends})
+        if self.is_loop and self._carried is None:
+            self._carried = Carried()
         if self._end != session.step:
             self._yardstick, self._kept = self._kept, None
         self._weights = copied(session)
@@ -214,6 +217,21 @@ class Acceptance:
             yield
             return
 
+        began = read_hyperparameters(session.optimizer)
+        if self._carried is not None:
+            self._carried.begin(session)
+
+        def judge_decisions() -> None:
+            if exact := count_exact(session, context, backward):
+                what = "decisions turned that lie exactly on their switching point for what they are"
+                context.excesses.append((None, Excess(what, "0 at most", str(exact))))
+            bend = bend_of(session, context, backward, self._carried)  # ends with the log's own decisions
+            self._note_bend(session, context, bend)
+            context.own_gradients = bend.gradients
+            if bend.problem is not None:
+                what = "decisions moved in a step that the loop's `loss` does not repeat"
+                context.excesses.append((None, Excess(what, "none", bend.problem)))
+
         def measure() -> None:
             assert self._yardstick is not None
             self._unasked += is_chosen(session, context)
@@ -243,18 +261,19 @@ class Acceptance:
                     session.policy, measured, self._yardstick, is_trainers=known.is_trainers
                 ).with_signal(self._yardstick, (heard | grown) - unknown)
                 context.hold_against(self._yardstick)
-            bend = bend_of(session, context, backward)
-            self._note_bend(session, context, bend)
-            context.own_gradients = bend.gradients
-            if exact := count_exact(session, context, backward):
-                what = "decisions turned that lie exactly on their switching point for what they are"
-                context.excesses.append((None, Excess(what, "0 at most", str(exact))))
+            judge_decisions()
+            changed = self._carried is None and session.open_step.schedule != began
+            if changed and context.freedom.decisions_moved:
+                what = "decisions moved in a step that changes its own hyper-parameters"
+                context.excesses.append(
+                    (None, Excess(what, "0 at most", str(context.freedom.decisions_moved)))
+                )
 
-        session.listeners.gradients = measure
+        session.listeners.gradients, session.listeners.carried = measure, judge_decisions
         try:
             yield
         finally:
-            session.listeners.gradients = None
+            session.listeners.gradients = session.listeners.carried = None
 
     def _note_bend(self, session: Session, context: FollowingContext, bend: StepBend) -> None:
         """Count how far a log's decisions bend the step, and note more than honest ones come to."""

@@ -87,40 +87,129 @@ class StepBend:
         whole: of its gradient, relative L2 size.
         tensors: of each gradient and buffer, by name.
         gradients: those of the follower's own decisions, unrounded, where the log's give others, by place.
+        problem: why nobody can say what they make of it; None if it can be said.
     """
 
     whole: float
     tensors: Mapping[str, TensorBend]
     gradients: Mapping[Site, Tensor] = field(default_factory=dict[Site, Tensor])
+    problem: str | None = None
 
 
-def bend_of(session: Session, context: FollowingContext, backward: Backward) -> StepBend:
-    """Return what the log's decisions make of the step whose gradient is there, unrounded; it is repeated if any moved."""
+@dataclass
+class _Repeated:
+    """What a repetition of a step gives: gradients and buffers, by name, and which logged decisions it did not come to."""
+
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    missed: int
+
+
+def _repeat(
+    session: Session, context: FollowingContext, backward: Backward, started: dict[str, Tensor]
+) -> _Repeated:
+    gradients, changed, _ = gradients_under(session, backward, context, started)
+    named = zip(session.parameters, gradients, strict=True)
+    found = {name: gradient for (name, _), gradient in named if gradient is not None}
+    return _Repeated(
+        found, {name: changed.get(name, tensor) for name, tensor in started.items()}, context.missed
+    )
+
+
+def bend_of(
+    session: Session, context: FollowingContext, backward: Backward, carried: Carried | None = None
+) -> StepBend:
+    """Return what the log's decisions make of the step whose gradient is there, unrounded; it is repeated if any moved.
+
+    Of a loop of one's own, ``carried`` is what it carries over, and the repetitions are of what it says its loss is: what the
+    decisions make of that is what they make of the step, if this follows from it but for a factor (a clip, a share of a sum).
+    """
     is_moved, before = bool(context.freedom.decisions_moved), session.open_step.slow.before()
     followed = own = _values(session, copied=is_moved)
+    theirs, problem, factor = followed, None, 1.0
     if is_moved:
-        branches = session.following_context(context.frame, form=_OwnBranches)
+        branches, again = (
+            session.following_context(context.frame, form=form) for form in (_OwnBranches, FollowingContext)
+        )
         with session.interlude():
             started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
-            gradients, buffers, _ = gradients_under(session, backward, branches, started)
-        own = {name: buffers.get(name, tensor) for name, tensor in started.items() if name in followed}
-        named = zip(session.parameters, gradients, strict=True)
-        own |= {name: gradient for (name, _), gradient in named if gradient is not None}
+            mine = _repeat(session, branches, backward, started)
+            logs = _repeat(
+                session, again, backward, started
+            )  # the last: what the job keeps elsewhere is the log's again
+        own = {name: mine.buffers.get(name, tensor) for name, tensor in started.items() if name in followed}
+        own |= mine.gradients
+        if carried is not None:
+            factor, problem = carried.follows_from(session, logs.gradients)
+            problem = f"{logs.missed} of them" if logs.missed > context.missed else problem
+            theirs = {name: followed[name] for name in started if name in followed} | logs.gradients
     tensors = {
         name: TensorBend(
-            0.0 if own is followed else _square(followed.get(name), own.get(name)),
+            0.0 if own is followed else _square(theirs.get(name), own.get(name)),
             _square(own.get(name), before.get(name)),
         )
-        for name in followed.keys() | own.keys()
+        for name in theirs.keys() | own.keys()
     }
     whole, gradients = TensorBend(), dict[Site, Tensor]()
     for number, (name, p) in enumerate(session.parameters):
-        if (bend := tensors.get(name)) is None:
-            continue
-        whole.add(bend.moved, bend.own)
-        if bend.moved != 0.0:
-            gradients[int(Kind.GRADIENT), number] = own.get(name, torch.zeros_like(p))
-    return StepBend(whole.share, tensors, gradients)
+        bend, place = tensors.get(name), (Kind.GRADIENT, number)
+        if bend is not None:
+            whole.add(bend.moved, bend.own)
+        if bend is not None and bend.moved != 0.0:
+            nothing = torch.zeros_like(p)
+            gradients[place] = own.get(name, nothing)
+            if carried is not None:
+                apart = (own.get(name, nothing).double() - theirs.get(name, nothing).double()) * factor
+                gradients[place] = carried.own(place, followed.get(name, nothing), apart)
+        elif carried is not None and place in carried.apart and name in followed:
+            gradients[place] = carried.own(place, followed[name], None)
+    return StepBend(whole.share, tensors, gradients, problem)
+
+
+@dataclass
+class Carried:
+    """What a loop of one's own carries from step to step in its gradients.
+
+    Attributes:
+        before: the gradients that the step began with, by place; none that are zero.
+        apart: by how much the follower's own decisions would have left another gradient so far, by place.
+    """
+
+    before: dict[Site, Tensor] = field(default_factory=dict[Site, Tensor])
+    apart: dict[Site, Tensor] = field(default_factory=dict[Site, Tensor])
+
+    def begin(self, session: Session) -> None:
+        """Note what the next step begins with; of what is gone nothing is carried."""
+        self.before = {
+            (Kind.GRADIENT, number): p.grad.detach().clone()
+            for number, (_, p) in enumerate(session.parameters)
+            if p.grad is not None and bool(p.grad.any())
+        }
+        self.apart = {place: apart for place, apart in self.apart.items() if place in self.before}
+
+    def own(self, place: Site, gradient: Tensor, apart: Tensor | None) -> Tensor:
+        """Return the gradient that the follower's own decisions would have left, from the one there and what this step adds."""
+        if apart is not None:
+            self.apart[place] = self.apart[place] + apart if place in self.apart else apart
+        return (gradient.double() + self.apart[place]).to(gradient.dtype)
+
+    def follows_from(self, session: Session, repeated: Mapping[str, Tensor]) -> tuple[float, str | None]:
+        """Return by which factor the step's own gradient is the one ``repeated``, and how far it is from that, if it is not."""
+        products = squares = size = 0.0
+        pairs = list[tuple[Tensor, Tensor]]()
+        for number, (name, p) in enumerate(session.parameters):
+            there = torch.zeros_like(p, dtype=torch.float64) if p.grad is None else p.grad.detach().double()
+            there = there - self.before.get((Kind.GRADIENT, number), torch.zeros_like(there))
+            again = repeated.get(name, torch.zeros_like(there)).double()
+            pairs.append((there, again))
+            products += float((there * again).sum())
+            squares += float(again.square().sum())
+            size += float(there.square().sum())
+        factor = products / squares if squares > 0.0 else 0.0
+        left = sum(float((there - factor * again).square().sum()) for there, again in pairs)
+        if left <= session.policy.most_bent**2 * size:
+            return factor, None
+        return factor, f"{math.sqrt(left / size) if size > 0.0 else math.inf:.3g} of the gradient another one"
 
 
 def count_exact(session: Session, context: FollowingContext, backward: Backward) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tallystick.commit.state import Entry
 from tallystick.diagnosis.causes import Divergence, Evidence, explain_states, fitting
 from tallystick.diagnosis.divergence import compare, relate_updates
 from tallystick.diagnosis.document_differences import record_differences
+from tallystick.diagnosis.search import Diagnosis
 from tallystick.run.documents import StepRecord
 
 generator = np.random.default_rng(3)
@@ -195,3 +198,18 @@ def test_records_of_one_work_say_nothing_of_how_it_went() -> None:
         scheduled(initial_lr=2.0), log="44" * 32, log_bytes=9, loss=hex_float(1.0), fingerprint="1" * 16
     )
     assert record_differences(RECORD, other, {}) == []
+
+
+@pytest.mark.parametrize("unchanged", [False, True])
+def test_a_change_explains_nothing_where_no_change_gives_the_stated_state_as_well(unchanged: bool) -> None:
+    """Under jitter a changed label that the loss never read was the confirmed cause of what another repetition did by itself."""
+    bench = SimpleNamespace(
+        tries=0, gives=lambda change: "changed", repeat=lambda: "again", agrees=lambda found: unchanged
+    )
+    found = Divergence("the trainer", "this machine")
+    search = SimpleNamespace(_tell=None, _tried={}, bench=bench, found=found, confirmed=None)
+    trial: Any = SimpleNamespace(cause="other_data", words="a label changed", change="a label")
+    assert Diagnosis._try(cast("Diagnosis", search), trial) != unchanged
+    assert [each.status for each in found.findings] == ([] if unchanged else ["confirmed"])
+    assert len(found.notes) == unchanged
+    assert (search.confirmed is None) == unchanged

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from tallystick.jobs.resnet50 import ResNet
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Frame, Kind, SiteAddress, SparseEntries, decode, encode
 from tallystick.numerics.nearest import round_bits
-from tallystick.numerics.nearest_tensors import find_reaches
+from tallystick.numerics.nearest_tensors import FollowedNearest, find_reaches
 from tallystick.numerics.policy import LEAF, find_policy, policy_of
 from tallystick.numerics.tensor_measures import fingerprint
 from tallystick_bench.leaf import corrections
@@ -583,7 +582,7 @@ def test_resnet50_logs_as_many_entries_as_derived_from_the_paper_s_code() -> Non
 
 
 def test_an_activations_entries_have_a_budget_of_eight_deviations_and_its_scale_three_octaves() -> None:
-    found: Any = SimpleNamespace(chance=100.0, tied=3)
+    found = FollowedNearest(-1, 0, 0, 0, tied=3, chance=100.0)
     assert found.budget == 100 + 80 + 16 + 3
     rule, x = activation_rule(LEAF), torch.full((64,), 1.5, dtype=torch.float64)
     own = int(sampled_scale(None, x)[0]) - 1  # pyright: ignore[reportOptionalSubscript]

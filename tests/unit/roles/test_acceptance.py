@@ -23,7 +23,7 @@ from tallystick.numerics.log import Frame, Kind, decode_frame, encode_frame
 from tallystick.numerics.policy import FP32, POLICIES, find_policy
 from tallystick.roles import acceptance, bending
 from tallystick.roles.acceptance import DOUBT, Acceptance, Limits
-from tallystick.roles.bending import StepBend, TensorBend
+from tallystick.roles.bending import Carried, StepBend, TensorBend, _OwnBranches
 
 
 def session(
@@ -42,7 +42,8 @@ def session(
         step=step,
         seed=1,
         parameters=[("w", torch.nn.Parameter(torch.ones(4)))],
-        optimizer=None if numbers is None else SimpleNamespace(param_groups=[dict(numbers)]),
+        optimizer=SimpleNamespace(param_groups=[dict(numbers or {})]),
+        open_step=SimpleNamespace(schedule=[]),
         is_calibrated=lambda frame: False,
         chooses_grids=lambda step: True,
         is_calibration_step=lambda step: False,
@@ -293,10 +294,11 @@ def bent_step(followed: list[float], own: list[float], moved: int = 1) -> Any:
     p.grad = torch.tensor(followed)
     slow = SimpleNamespace(before=dict)
     made: Any = SimpleNamespace(parameters=[("w", p)], table=None, interlude=nullcontext, sites=[])
-    made.open_step = SimpleNamespace(slow=slow)
+    made.open_step = SimpleNamespace(slow=slow, schedule=[])
+    made.optimizer = SimpleNamespace(param_groups=[])
     made.tensors = SimpleNamespace(all_buffers=list)
     made.policy = POLICIES["bf16"]
-    made.following_context = lambda frame, form: None
+    made.following_context = lambda frame, form: SimpleNamespace(missed=0)
     context: Any = SimpleNamespace(frame=None, excesses=[], table=GridTable())
     context.freedom = StepFreedom(decisions_moved=moved)
     return made, context, ([torch.tensor(own)], {}, 0.0)
@@ -345,6 +347,105 @@ def test_what_decisions_make_of_a_gradient_is_where_the_auditors_own_would_have_
         made.listeners.gradients()
     assert [each.tolist() for each in context.own_gradients.values()] == given
     assert list(context.own_gradients) == [(int(Kind.GRADIENT), 0)] * len(given)
+
+
+@pytest.mark.parametrize(
+    ("there", "carried", "again", "factor", "problem"),
+    [
+        ([3.0, 0.0, 0.0, 4.0], None, [3.0, 0.0, 0.0, 4.0], 1.0, None),
+        ([1.5, 0.0, 0.0, 2.0], None, [3.0, 0.0, 0.0, 4.0], 0.5, None),  # half a batch, or clipped
+        ([4.0, 1.0, 0.0, 4.0], [1.0, 1.0, 0.0, 0.0], [3.0, 0.0, 0.0, 4.0], 1.0, None),
+        ([16.0, 0.999, 0.0, 0.0], None, [16.0, 0.0, 0.0, 0.0], 1.0, None),  # a sixteenth
+        ([16.0, 1.01, 0.0, 0.0], None, [16.0, 0.0, 0.0, 0.0], 1.0, "0.063 of the gradient another one"),
+        ([3.0, 0.0, 0.0, 4.0], None, [0.0, 1.0, 0.0, 0.0], 0.0, "1 of the gradient another one"),
+        ([3.0, 0.0, 0.0, 4.0], None, [0.0] * 4, 0.0, "1 of the gradient another one"),
+        ([0.0] * 4, None, [0.0] * 4, 0.0, None),
+    ],
+)
+def test_a_loops_gradient_follows_from_its_loss_but_for_a_factor(
+    there: list[float], carried: list[float] | None, again: list[float], factor: float, problem: str | None
+) -> None:
+    p = torch.nn.Parameter(torch.ones(4))
+    now: Any = SimpleNamespace(parameters=[("w", p)], policy=POLICIES["fp32"])
+    kept = Carried()
+    p.grad = None if carried is None else torch.tensor(carried)
+    kept.begin(now)
+    p.grad = torch.tensor(there)
+    assert kept.follows_from(now, {"w": torch.tensor(again)}) == (pytest.approx(factor), problem)
+
+
+def test_what_decisions_make_of_a_gradient_is_carried_until_it_is_gone() -> None:
+    place, p = (Kind.GRADIENT, 0), torch.nn.Parameter(torch.ones(2))
+    now: Any = SimpleNamespace(parameters=[("w", p)], policy=POLICIES["fp32"])
+    kept = Carried()
+    kept.begin(now)
+    assert kept.own(place, torch.tensor([3.0, 1.0]), torch.tensor([1.0, 0.0]).double()).tolist() == [4.0, 1.0]
+    p.grad = torch.tensor([3.0, 1.0])
+    kept.begin(now)
+    assert kept.own(place, torch.tensor([5.0, 5.0]), torch.tensor([0.0, -1.0]).double()).tolist() == [
+        6.0,
+        4.0,
+    ]
+    kept.begin(now)
+    assert kept.own(place, torch.tensor([6.0, 5.0]), None).tolist() == [7.0, 4.0], "no decision moved in it"
+    for gone in (torch.zeros(2), None):
+        kept.apart[place] = torch.ones(2).double()
+        p.grad = gone
+        kept.begin(now)
+        assert (kept.before, kept.apart) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("missed", "noted"), [(0, []), (1, ["decisions moved in a step that the loop's `loss` does not repeat"])]
+)
+def test_decisions_of_a_loop_that_its_loss_does_not_come_to_are_not_accepted(
+    monkeypatch: pytest.MonkeyPatch, missed: int, noted: list[str]
+) -> None:
+    """Nor is the gradient, but for a factor, the one that its loss has; a job's is repeated as a whole."""
+    made, context, repeated = bent_step([3.0, 0.0, 0.0, 4.0], [1.5, 0.0, 0.0, 2.0])
+    made.following_context = lambda frame, form: SimpleNamespace(missed=missed * (form is not _OwnBranches))
+    monkeypatch.setattr(bending, "gradients_under", lambda *given: repeated)
+    context.missed = 0
+    kept = Carried()
+    kept.begin(made)
+    found = bending.bend_of(made, context, lambda context: None, kept)
+    assert found.problem == (f"{missed} of them" if missed else None)
+    assert found.whole == 0.0, "both repetitions give the same; the step's own is twice as large"
+    assert bending.bend_of(made, context, lambda context: None).problem is None
+    monkeypatch.setattr(acceptance, "bend_of", lambda *given: found)
+    monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
+    for is_loop, expected in ((True, noted), (False, noted)):
+        auditor = Acceptance(Limits(), Freedom(), is_loop=is_loop, _yardstick=Yardstick(FP32, Calibration()))
+        made.listeners, context.excesses = SimpleNamespace(), []
+        with auditor.watching(made, context, lambda context: None):
+            made.listeners.carried()
+        assert made.listeners.carried is None
+        assert [excess.site for _, excess in context.excesses] == expected
+
+
+@pytest.mark.parametrize("moved", [0, 3])
+@pytest.mark.parametrize("is_loop", [False, True])
+@pytest.mark.parametrize("rate", [0.5, 0.25])
+def test_a_job_whose_step_changes_its_own_rate_takes_no_decision_from_the_log(
+    monkeypatch: pytest.MonkeyPatch, moved: int, is_loop: bool, rate: float
+) -> None:
+    """Gradients say nothing of decisions that choose a rate; a scheduler changes it between two steps."""
+    made, context, _ = bent_step([0.0] * 4, [0.0] * 4, moved)
+    monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
+    monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
+    auditor = Acceptance(Limits(), Freedom(), _yardstick=Yardstick(POLICIES["bf16"], Calibration()))
+    auditor._carried = Carried() if is_loop else None
+    made.listeners, made.is_calibration_step = SimpleNamespace(), lambda step: True
+    made.optimizer = SimpleNamespace(param_groups=[{"lr": 0.5}])
+    made.open_step.schedule = [(0, "lr", rate)]
+    context.is_calibrated, context.newly_heard = False, lambda place: False
+    with auditor.watching(made, context, lambda context: None):
+        made.listeners.gradients()
+    what = "decisions moved in a step that changes its own hyper-parameters"
+    is_noted = moved and rate == 0.25 and not is_loop
+    assert [(each.site, each.stated) for _, each in context.excesses] == (
+        [(what, str(moved))] if is_noted else []
+    )
 
 
 def noted_of(

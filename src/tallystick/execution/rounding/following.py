@@ -66,10 +66,9 @@ class FollowingContext:
     in ``excesses`` with its place. ``weigh`` says what moves of a gradient come to in the optimizer: it is given the number of
     the parameter, its gradient as rounded, the elements moved and how far. ``own`` is told of each gradient as rounded where the
     follower's own rounding would have given other values, which, and whether the gradient is hardly more than its noise.
-    ``is_first`` is whether no step lies before this one: grids of a first state are the trainer's word. ``chooses`` is whether
-    grids may be chosen anew where the noise was measured; ``outgrown`` as ``HeaderChecks`` has it. ``ties`` are the elements, by
-    micro-batch and decision, that lie exactly on a switching point here and that the log turned. ``own_gradients`` are those that
-    the follower's own decisions make, unrounded, where the log's make others.
+    ``is_first``, ``chooses`` and ``outgrown`` are as ``HeaderChecks`` has them. ``ties`` are the elements, by micro-batch and
+    decision, that lie exactly on a switching point here and that the log turned. ``own_gradients`` are those that the follower's
+    own decisions make, unrounded, where the log's make others.
     """
 
     policy: Policy
@@ -143,6 +142,11 @@ class FollowingContext:
         grid = self.table.sites.get((Kind(place[0]), place[1]))
         is_measured = self.is_calibrated or self._headers.is_overdue
         return grid is not None and not is_measured and self._headers.newly_heard(place, grid)
+
+    @property
+    def missed(self) -> int:
+        """How many decisions the log speaks of that the step has not come to."""
+        return sum(address.kind == Kind.DECISION for address in self._unread)
 
     def _payload(self, address: SiteAddress) -> bytes | None:
         self._unread.discard(address)

@@ -40,6 +40,7 @@ class StepListeners:
         before_change: before the optimizer changes the state.
         schedule: with the hyper-parameters, which it may set.
         gradients: when a step's gradients are there, unrounded.
+        carried: when a step ends that the optimizer did not take, before anything is rounded.
         observer: who watches the step operator by operator.
         around_backward: gives what every backward pass runs within.
     """
@@ -47,6 +48,7 @@ class StepListeners:
     before_change: Callable[[], None] | None = None
     schedule: Callable[[Schedule], None] | None = None
     gradients: Callable[[], None] | None = None
+    carried: Callable[[], None] | None = None
     observer: StepObserver | None = None
     around_backward: Callable[[], AbstractContextManager[object]] | None = None
 
@@ -247,6 +249,8 @@ class OpenStep:
         """
         if self.skipped:
             self._charge("forward_backward")
+            if self.session.listeners.carried is not None:
+                self.session.listeners.carried()
         self.verify_tensors()
         snap_schedule(self.session.state.trained.optimizer, self.session.scheduler)
         self.slow.round_buffers()
