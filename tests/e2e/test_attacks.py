@@ -85,7 +85,7 @@ BY = {
     "last_silence": "not_accepted: step 500: gradient right.0: nothing but noise, and silenced",
     "lucky_measurement": "the policy's own schedule", "coarse_quanta": "the auditor's own bands",
     "chosen_quanta": "the floors that follow from the gradients' sizes",
-    "turned_in_loops": "mined: not_accepted: step 0: decisions moved in a step that the loop's `loss` does not repeat",
+    "turned_in_loops": "mined: not_accepted: step 0: decisions moved that a repetition of the step does not come to",
     "turned_ties": "way that the log's choices led it, over the way trained",
     "turned_zeros": "that lie exactly on their switching point for what they are",
     "table_silence": "not_accepted: step ", "saddle": "not_accepted: step ",

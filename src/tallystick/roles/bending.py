@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from tallystick.errors import InvalidInput
 from tallystick.execution.dispatch.decisions import EQUAL
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.noise.passes import gradients_under, jittered
@@ -98,51 +100,73 @@ class StepBend:
 
 @dataclass
 class _Repeated:
-    """What a repetition of a step gives: gradients and buffers, by name, and which logged decisions it did not come to."""
+    """What a repetition of a step gives: gradients and buffers, by name, and the decisions that it met."""
 
     gradients: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    missed: int
+    widths: Mapping[tuple[int, int], int]
 
 
 def _repeat(
-    session: Session, context: FollowingContext, backward: Backward, started: dict[str, Tensor]
-) -> _Repeated:
-    gradients, changed, _ = gradients_under(session, backward, context, started)
-    named = zip(session.parameters, gradients, strict=True)
-    found = {name: gradient for (name, _), gradient in named if gradient is not None}
-    return _Repeated(
-        found, {name: changed.get(name, tensor) for name, tensor in started.items()}, context.missed
+    session: Session, form: type[FollowingContext], context: FollowingContext, backward: Backward
+) -> _Repeated | None:
+    """Return the step that ``context`` follows again, taken in that ``form``; None where it has not the log's form."""
+    again = session.following_context(context.frame, form=form)
+    with session.interlude(), suppress(InvalidInput):
+        started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
+        gradients, changed, _ = gradients_under(session, backward, again, started)
+        named = zip(session.parameters, gradients, strict=True)
+        found = {name: gradient for (name, _), gradient in named if gradient is not None}
+        return _Repeated(found, started | changed, again.widths)
+    return None
+
+
+def _are_met(
+    context: FollowingContext, widths: Mapping[tuple[int, int], int], *, by_whole: bool = False
+) -> bool:
+    """Whether a repetition met all decisions that the log speaks of, in each micro-batch or, ``by_whole``, in its only one."""
+    logged = [(at.micro_batch, at.ordinal) for at, _ in context.frame if at.kind == Kind.DECISION]
+    return all(
+        context.widths.get((part, n)) in (None, widths.get((0 if by_whole else part, n)))
+        for part, n in logged
     )
 
 
 def bend_of(
-    session: Session, context: FollowingContext, backward: Backward, carried: Carried | None = None
+    session: Session,
+    context: FollowingContext,
+    backward: Backward,
+    carried: Carried | None = None,
+    in_parts: Backward | None = None,
 ) -> StepBend:
     """Return what the log's decisions make of the step whose gradient is there, unrounded; it is repeated if any moved.
 
-    Of a loop of one's own, ``carried`` is what it carries over, and the repetitions are of what it says its loss is: what the
-    decisions make of that is what they make of the step, if this follows from it but for a factor (a clip, a share of a sum).
+    Of a loop of one's own, ``carried`` is what it carries over, and the repetitions are of what it says its loss is, ``in_parts``
+    by micro-batches: what the decisions make of that is what they make of the step, if this follows from it but for a factor (a
+    clip, a share of a sum). Where the loop takes its batch in other parts its own gradient is held to its loss of the whole.
     """
     is_moved, before = bool(context.freedom.decisions_moved), session.open_step.slow.before()
     followed = own = _values(session, copied=is_moved)
-    theirs, problem, factor = followed, None, 1.0
+    theirs, problem, factor, is_by_whole = followed, None, 1.0, False
     if is_moved:
-        branches, again = (
-            session.following_context(context.frame, form=form) for form in (_OwnBranches, FollowingContext)
-        )
-        with session.interlude():
-            started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
-            mine = _repeat(session, branches, backward, started)
-            logs = _repeat(
-                session, again, backward, started
-            )  # the last: what the job keeps elsewhere is the log's again
-        own = {name: mine.buffers.get(name, tensor) for name, tensor in started.items() if name in followed}
-        own |= mine.gradients
-        if carried is not None:
+        by_parts = in_parts or backward
+        mine = _repeat(session, _OwnBranches, context, by_parts)
+        logs = _repeat(
+            session, FollowingContext, context, by_parts
+        )  # the last: what a job keeps is the log's
+        if carried is not None and mine is not None and logs is not None and _are_met(context, logs.widths):
             factor, problem = carried.follows_from(session, logs.gradients)
-            problem = f"{logs.missed} of them" if logs.missed > context.missed else problem
-            theirs = {name: followed[name] for name in started if name in followed} | logs.gradients
+            theirs = {name: logs.buffers[name] for name in followed.keys() & logs.buffers} | logs.gradients
+        elif carried is not None:
+            mine = _repeat(session, _OwnBranches, context, backward)
+            is_met = mine is not None and not carried.before and _are_met(context, mine.widths, by_whole=True)
+            carried, problem, is_by_whole = None, None if is_met else "other ones", True
+        if mine is None:
+            problem = "none of them"
+        else:
+            # The loss alone does not say how often a loop that takes other parts changes buffers.
+            buffers = followed if is_by_whole else mine.buffers
+            own = {name: buffers[name] for name in followed.keys() & mine.buffers} | mine.gradients
     tensors = {
         name: TensorBend(
             0.0 if own is followed else _square(theirs.get(name), own.get(name)),

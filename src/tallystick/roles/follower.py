@@ -127,7 +127,7 @@ class Follower(Loop[AuditReport]):
         context = acceptance.follow(session, frame, again)
         with (
             adopting(session, record),
-            acceptance.watching(session, context, again),
+            acceptance.watching(session, context, again, self._probe(batch, in_parts=True)),
             self._bracket(context, batch) as placed,
         ):
             yield placed

@@ -18,7 +18,7 @@ from tallystick.errors import InvalidInput, ProtocolViolation
 from tallystick.execution.program import LocalProgram
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.session.session import Session
-from tallystick.execution.step import StepOutcome, batch_digest, session_batch
+from tallystick.execution.step import StepOutcome, batch_digest, session_batch, split_batch
 from tallystick.numerics.policy import Policy
 from tallystick.roles.run_writer import Phases
 
@@ -192,17 +192,22 @@ class Loop(ABC, Generic[Result]):
             fingerprint,
         )
 
-    def _probe(self, batch: Any) -> Callable[[RoundingContext], None]:
-        """Return one forward and backward pass over the step's batch, for calibration."""
+    def _probe(self, batch: Any, *, in_parts: bool = False) -> Callable[[RoundingContext], None]:
+        """Return one forward and backward pass over the step's batch, for calibration.
+
+        ``in_parts`` as many equal ones as the step has had micro-batches; a batch that has none raises InvalidInput.
+        """
         session, loss = self.session, self._loss
         assert loss is not None
 
         def backward(context: RoundingContext) -> None:
             opened = session.open_step
-            with opened.micro_batch(0):
-                value = loss(session_batch(session, batch))
-                opened.backward(value)
-            opened.note_loss(value)
+            parts = split_batch(batch, self._micro_batch) if in_parts else [batch]
+            for number, part in enumerate(parts):
+                with opened.micro_batch(number):
+                    value = loss(session_batch(session, part)) / len(parts)
+                    opened.backward(value)
+                opened.note_loss(value)
 
         return backward
 

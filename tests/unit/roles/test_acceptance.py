@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,9 +17,10 @@ from tallystick.execution.noise.freedom import Freedom, StepFreedom
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.own_path import MOST_CHOICES, OwnPath
 from tallystick.execution.noise.yardstick import Yardstick
+from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import Frame, Kind, decode_frame, encode_frame
+from tallystick.numerics.log import Frame, Kind, SiteAddress, decode_frame, encode_frame
 from tallystick.numerics.policy import FP32, POLICIES, find_policy
 from tallystick.roles import acceptance, bending
 from tallystick.roles.acceptance import DOUBT, Acceptance, Limits
@@ -298,8 +299,9 @@ def bent_step(followed: list[float], own: list[float], moved: int = 1) -> Any:
     made.optimizer = SimpleNamespace(param_groups=[])
     made.tensors = SimpleNamespace(all_buffers=list)
     made.policy = POLICIES["bf16"]
-    made.following_context = lambda frame, form: SimpleNamespace(missed=0)
-    context: Any = SimpleNamespace(frame=None, excesses=[], table=GridTable())
+    made.following_context = lambda frame, form: SimpleNamespace(widths={(0, 0): 4})
+    frame = Frame.of({SiteAddress(0, 0, Kind.DECISION, 0): b"0"})
+    context: Any = SimpleNamespace(frame=frame, excesses=[], table=GridTable(), widths={(0, 0): 4})
     context.freedom = StepFreedom(decisions_moved=moved)
     return made, context, ([torch.tensor(own)], {}, 0.0)
 
@@ -343,10 +345,13 @@ def test_what_decisions_make_of_a_gradient_is_where_the_auditors_own_would_have_
     context.hold_against = lambda yardstick: None
     monkeypatch.setattr(auditor, "_measure", lambda *given, **more: None)
     monkeypatch.setattr(auditor, "_note_bend", lambda *given: None)
-    with auditor.watching(made, context, lambda context: None):
-        made.listeners.gradients()
-    assert [each.tolist() for each in context.own_gradients.values()] == given
-    assert list(context.own_gradients) == [(int(Kind.GRADIENT), 0)] * len(given)
+    for steps, counted in ((0, [0, 0, 1, 1]), (128, [0, 0, 0, 0, 1])):
+        auditor._steps, auditor._bent = steps, 0
+        for is_counted in counted:  # two, or one in 32 steps, lead nothing
+            with auditor.watching(made, context, lambda context: None):
+                made.listeners.gradients()
+            assert [each.tolist() for each in context.own_gradients.values()] == given * is_counted
+            assert list(context.own_gradients) == [(int(Kind.GRADIENT), 0)] * len(given) * is_counted
 
 
 @pytest.mark.parametrize(
@@ -396,31 +401,69 @@ def test_what_decisions_make_of_a_gradient_is_carried_until_it_is_gone() -> None
 
 
 @pytest.mark.parametrize(
-    ("missed", "noted"), [(0, []), (1, ["decisions moved in a step that the loop's `loss` does not repeat"])]
+    ("met", "by_whole", "carries", "problem"),
+    [
+        ({(0, 0): 4, (1, 0): 4}, {}, True, None),
+        ({(0, 0): 4, (1, 0): 3}, {(0, 0): 4}, False, None),  # each micro-batch takes the whole
+        ({(0, 0): 4, (1, 0): 3}, {(0, 0): 4}, True, "other ones"),
+        ({(0, 0): 4, (1, 0): 3}, {(0, 0): 8}, False, "other ones"),
+        ({(0, 0): 4}, {}, False, "other ones"),
+        (None, {(0, 0): 4}, False, None),  # no parts that are equal
+        (None, None, False, "none of them"),
+    ],
 )
-def test_decisions_of_a_loop_that_its_loss_does_not_come_to_are_not_accepted(
-    monkeypatch: pytest.MonkeyPatch, missed: int, noted: list[str]
+def test_decisions_of_a_loop_are_judged_where_its_loss_comes_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+    met: dict[tuple[int, int], int] | None,
+    by_whole: dict[tuple[int, int], int] | None,
+    carries: bool,
+    problem: str | None,
 ) -> None:
-    """Nor is the gradient, but for a factor, the one that its loss has; a job's is repeated as a whole."""
+    """In the same micro-batches, or in each of them as in a pass over the whole; a job's step is repeated as a whole."""
     made, context, repeated = bent_step([3.0, 0.0, 0.0, 4.0], [1.5, 0.0, 0.0, 2.0])
-    made.following_context = lambda frame, form: SimpleNamespace(missed=missed * (form is not _OwnBranches))
-    monkeypatch.setattr(bending, "gradients_under", lambda *given: repeated)
-    context.missed = 0
-    kept = Carried()
+    context.frame = Frame.of({SiteAddress(0, part, Kind.DECISION, 0): b"0" for part in (0, 1)})
+    context.widths = {(0, 0): 4, (0, 1): 9, (1, 0): 4}
+    asked: list[Any] = []
+    made.following_context = lambda frame, form: (asked.append(form), SimpleNamespace())[1]
+
+    def repeat(session: Any, backward: Any, again: Any, started: Any) -> Any:
+        again.widths = met if backward == "in parts" else by_whole
+        if again.widths is None:
+            raise InvalidInput("decision: needs 5 more bytes, 4 left")
+        return repeated
+
+    monkeypatch.setattr(bending, "gradients_under", repeat)
+    kept, backward, in_parts = Carried(), cast("Any", "whole"), cast("Any", "in parts")
+    made.parameters[0][1].grad = torch.ones(4) if carries else None
     kept.begin(made)
-    found = bending.bend_of(made, context, lambda context: None, kept)
-    assert found.problem == (f"{missed} of them" if missed else None)
-    assert found.whole == 0.0, "both repetitions give the same; the step's own is twice as large"
-    assert bending.bend_of(made, context, lambda context: None).problem is None
-    monkeypatch.setattr(acceptance, "bend_of", lambda *given: found)
+    made.parameters[0][1].grad = torch.tensor([3.0, 0.0, 0.0, 4.0]) + (1.0 if carries else 0.0)
+    found = bending.bend_of(made, context, backward, kept, in_parts)
+    assert found.problem == problem
+    if problem is None:
+        # by the same parts both repetitions are one, and the loop's is twice that; by the whole it is the loop's own beside it
+        assert found.whole == pytest.approx(0.0 if carries else 1.0)
+    assert asked[:2] == [_OwnBranches, FollowingContext]
+    job = bending.bend_of(made, context, backward)
+    assert job.problem == (None if by_whole is not None else "none of them")
+
+
+@pytest.mark.parametrize("problem", [None, "other ones"])
+def test_decisions_that_nobody_can_judge_are_not_accepted(
+    monkeypatch: pytest.MonkeyPatch, problem: str | None
+) -> None:
+    """Also in a step that the optimizer does not take."""
+    made, context, _ = bent_step([0.0] * 4, [0.0] * 4)
+    monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}, problem=problem))
     monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
-    for is_loop, expected in ((True, noted), (False, noted)):
-        auditor = Acceptance(Limits(), Freedom(), is_loop=is_loop, _yardstick=Yardstick(FP32, Calibration()))
-        made.listeners, context.excesses = SimpleNamespace(), []
+    for listener in ("carried", "gradients"):
+        auditor = Acceptance(Limits(), Freedom(), _yardstick=Yardstick(POLICIES["bf16"], Calibration()))
+        made.listeners, context.excesses, context.is_calibrated = SimpleNamespace(), [], True
+        made.step, made.is_calibration_step, made.chooses_grids = 4, lambda step: True, lambda step: True
+        context.newly_heard = lambda place: False
         with auditor.watching(made, context, lambda context: None):
-            made.listeners.carried()
-        assert made.listeners.carried is None
-        assert [excess.site for _, excess in context.excesses] == expected
+            getattr(made.listeners, listener)()
+        assert (made.listeners.carried, made.listeners.gradients) == (None, None)
+        assert [excess.stated for _, excess in context.excesses] == ([] if problem is None else [problem])
 
 
 @pytest.mark.parametrize("moved", [0, 3])
@@ -433,8 +476,9 @@ def test_a_job_whose_step_changes_its_own_rate_takes_no_decision_from_the_log(
     made, context, _ = bent_step([0.0] * 4, [0.0] * 4, moved)
     monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
     monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
-    auditor = Acceptance(Limits(), Freedom(), _yardstick=Yardstick(POLICIES["bf16"], Calibration()))
-    auditor._carried = Carried() if is_loop else None
+    auditor = Acceptance(
+        Limits(), Freedom(), is_loop=is_loop, _yardstick=Yardstick(POLICIES["bf16"], Calibration())
+    )
     made.listeners, made.is_calibration_step = SimpleNamespace(), lambda step: True
     made.optimizer = SimpleNamespace(param_groups=[{"lr": 0.5}])
     made.open_step.schedule = [(0, "lr", rate)]

@@ -68,7 +68,7 @@ class FollowingContext:
     follower's own rounding would have given other values, which, and whether the gradient is hardly more than its noise.
     ``is_first``, ``chooses`` and ``outgrown`` are as ``HeaderChecks`` has them. ``ties`` are the elements, by micro-batch and
     decision, that lie exactly on a switching point here and that the log turned. ``own_gradients`` are those that the follower's
-    own decisions make, unrounded, where the log's make others.
+    own decisions make, unrounded, where the log's make others; ``widths`` how many elements each decision met so far has.
     """
 
     policy: Policy
@@ -89,6 +89,7 @@ class FollowingContext:
     chooses: bool = True
     outgrown: frozenset[int] = frozenset()
     ties: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    widths: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     _has_sides: bool = False
     _micro_batch: int = 0
     _ordinal: int = -1
@@ -143,11 +144,6 @@ class FollowingContext:
         is_measured = self.is_calibrated or self._headers.is_overdue
         return grid is not None and not is_measured and self._headers.newly_heard(place, grid)
 
-    @property
-    def missed(self) -> int:
-        """How many decisions the log speaks of that the step has not come to."""
-        return sum(address.kind == Kind.DECISION for address in self._unread)
-
     def _payload(self, address: SiteAddress) -> bytes | None:
         self._unread.discard(address)
         return self.frame.find(address)
@@ -162,6 +158,7 @@ class FollowingContext:
         self._ordinal, self._has_sides = self._ordinal + 1, False
         self._address = SiteAddress(self.rank, self._micro_batch, Kind.DECISION, self._ordinal)
         self._decision = self._payload(self._address)
+        self.widths[self._micro_batch, self._ordinal] = x.numel()
         return self._decision is not None
 
     def band(self, rms: float, widest: float = math.inf) -> float:
