@@ -46,7 +46,7 @@ def train(path: Path, policy: str, form: str) -> tuple[object, Signed]:
         signs = mined if form == "mined" else model.signs(images)
         return plain + SHARES[form] * plain.detach() * (signs * view).mean()
 
-    run = open_run(path, policy=policy, steps=STEPS, checkpoint_every=STEPS)
+    run = open_run(path, policy=policy, steps=STEPS, checkpoint_every=STEPS, program=__file__)
     run.prepare(model, optimizer, loss=loss)
     for step in range(STEPS):
         with run.step(training.take(digits.visited(step, BATCH, len(training.labels), 0)).tensors()) as batch:

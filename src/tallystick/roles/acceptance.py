@@ -39,7 +39,7 @@ REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
 
 
-LEAST_BENT, RARELY_BENT = 2, 2.0**-5
+LEAST_BENT, RARELY_BENT = 8, 2.0**-5
 """Steps, or what share of those repeated, whose gradients the log's decisions may bend and lead nothing: it is no more of a way
 than that share, and a turn that honest machines differ by leads a tensor by a sixteenth in a run of few steps."""
 SINGLE = 4.0  # times what decisions may bend a step's whole gradient that they may bend one tensor's
@@ -235,61 +235,69 @@ class Acceptance:
         if self._carried is not None:
             self._carried.begin(session)
 
-        def judge_decisions() -> None:
-            if exact := count_exact(session, context, in_parts or backward):
-                what = "decisions turned that lie exactly on their switching point for what they are"
-                context.excesses.append((None, Excess(what, "0 at most", str(exact))))
-            bend = bend_of(session, context, backward, self._carried, in_parts)
-            self._note_bend(session, context, bend)
-            self._bent += bool(bend.gradients)
-            is_rare = self._bent <= max(LEAST_BENT, RARELY_BENT * self._steps)
-            context.own_gradients = {} if is_rare else bend.gradients
-            if bend.problem is not None:
-                what = "decisions moved that a repetition of the step does not come to as the log does"
-                context.excesses.append((None, Excess(what, "all of them", bend.problem)))
+        def judge() -> None:
+            self._judge_decisions(session, context, backward, in_parts)
 
         def measure() -> None:
-            assert self._yardstick is not None
-            self._unasked += is_chosen(session, context)
-            if context.is_calibrated and not session.chooses_grids(session.step):
-                context.outgrown = session.outgrown(DOUBT) | session.outgrown(DOUBT, session.table)
-            known = self._yardstick
-            gradients = {
-                (int(Kind.GRADIENT), n): p.grad
-                for n, (_, p) in enumerate(session.parameters)
-                if p.grad is not None and bool(p.grad.any())
-            }
-            floors = {place: known.floor_of_noise(place) for place in gradients}
-            grown = {
-                place
-                for place, floor in floors.items()
-                if floor is not None and scale_exponent(float(block_rms(gradients[place], 1)[0])) >= floor
-            }
-            unknown = {place for place in gradients if known.lacks(place)}
-            unknown |= {place for place in grown - unknown if known.noise[place].rms == 0.0}
-            heard = {place for place in gradients if context.newly_heard(place) and not known.hears(place)}
-            if unknown or heard or grown:
-                with session.interlude():
-                    self._measure(session, backward, is_trainers=False)
-                # What is known already is held against the step for which the trainer measured it too.
-                measured = known.measured.without(unknown)
-                self._yardstick = Yardstick(
-                    session.policy, measured, self._yardstick, is_trainers=known.is_trainers
-                ).with_signal(self._yardstick, (heard | grown) - unknown)
-                context.hold_against(self._yardstick)
-            judge_decisions()
-            changed = not self.is_loop and session.open_step.schedule != began
-            if changed and context.freedom.decisions_moved:
+            self._measure_what_is_new(session, context, backward)
+            judge()
+            moved, is_changed = context.freedom.decisions_moved, session.open_step.schedule != began
+            if moved and is_changed and not self.is_loop:
                 what = "decisions moved in a step that changes its own hyper-parameters"
-                context.excesses.append(
-                    (None, Excess(what, "0 at most", str(context.freedom.decisions_moved)))
-                )
+                context.excesses.append((None, Excess(what, "0 at most", str(moved))))
 
-        session.listeners.gradients, session.listeners.carried = measure, judge_decisions
+        session.listeners.gradients, session.listeners.carried = measure, judge
         try:
             yield
         finally:
             session.listeners.gradients = session.listeners.carried = None
+
+    def _judge_decisions(
+        self, session: Session, context: FollowingContext, backward: Backward, in_parts: Backward | None
+    ) -> None:
+        """Count what the decisions that the log moved make of a step whose gradients are there."""
+        if exact := count_exact(session, context, in_parts or backward):
+            what = "decisions turned that lie exactly on their switching point for what they are"
+            context.excesses.append((None, Excess(what, "0 at most", str(exact))))
+        bend = bend_of(session, context, backward, self._carried, in_parts)
+        self._note_bend(session, context, bend)
+        self._bent += bool(bend.gradients)
+        is_rare = self._bent <= max(LEAST_BENT, RARELY_BENT * self._steps)
+        context.own_gradients = {} if is_rare else bend.gradients
+        if bend.problem is not None:
+            what = "decisions moved that a repetition of the step does not come to as the log does"
+            context.excesses.append((None, Excess(what, "all of them", bend.problem)))
+
+    def _measure_what_is_new(self, session: Session, context: FollowingContext, backward: Backward) -> None:
+        """Measure gradients in their step that the last measurement says nothing of; see ``watching``."""
+        assert self._yardstick is not None
+        self._unasked += is_chosen(session, context)
+        if context.is_calibrated and not session.chooses_grids(session.step):
+            context.outgrown = session.outgrown(DOUBT) | session.outgrown(DOUBT, session.table)
+        known = self._yardstick
+        gradients = {
+            (int(Kind.GRADIENT), n): p.grad
+            for n, (_, p) in enumerate(session.parameters)
+            if p.grad is not None and bool(p.grad.any())
+        }
+        floors = {place: known.floor_of_noise(place) for place in gradients}
+        grown = {
+            place
+            for place, floor in floors.items()
+            if floor is not None and scale_exponent(float(block_rms(gradients[place], 1)[0])) >= floor
+        }
+        unknown = {place for place in gradients if known.lacks(place)}
+        unknown |= {place for place in grown - unknown if known.noise[place].rms == 0.0}
+        heard = {place for place in gradients if context.newly_heard(place) and not known.hears(place)}
+        if unknown or heard or grown:
+            with session.interlude():
+                self._measure(session, backward, is_trainers=False)
+            # What is known already is held against the step for which the trainer measured it too.
+            measured = known.measured.without(unknown)
+            self._yardstick = Yardstick(
+                session.policy, measured, self._yardstick, is_trainers=known.is_trainers
+            ).with_signal(self._yardstick, (heard | grown) - unknown)
+            context.hold_against(self._yardstick)
 
     def _note_bend(self, session: Session, context: FollowingContext, bend: StepBend) -> None:
         """Count how far a log's decisions bend the step, and note more than honest ones come to."""

@@ -112,7 +112,8 @@ def _repeat(
 ) -> _Repeated | None:
     """Return the step that ``context`` follows again, taken in that ``form``; None where it has not the log's form."""
     again = session.following_context(context.frame, form=form)
-    with session.interlude(), suppress(InvalidInput):
+    noise = None if session.arithmetic.jitter is None else Jitter(session.seed * 1000003 + session.step * 101)
+    with session.interlude(), jittered(session, noise), suppress(InvalidInput):  # the same noise each time
         started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
         gradients, changed, _ = gradients_under(session, backward, again, started)
         named = zip(session.parameters, gradients, strict=True)
@@ -146,30 +147,31 @@ def bend_of(
     clip, a share of a sum). Where the loop takes its batch in other parts its own gradient is held to its loss of the whole.
     """
     is_moved, before = bool(context.freedom.decisions_moved), session.open_step.slow.before()
-    followed = own = _values(session, copied=is_moved)
-    theirs, problem, factor, is_by_whole = followed, None, 1.0, False
+    theirs = own = followed = _values(session, copied=is_moved)
+    problem, factor, by_parts = None, 1.0, in_parts or backward
     if is_moved:
-        by_parts = in_parts or backward
         mine = _repeat(session, _OwnBranches, context, by_parts)
         logs = _repeat(
             session, FollowingContext, context, by_parts
         )  # the last: what a job keeps is the log's
-        if carried is not None and mine is not None and logs is not None and _are_met(context, logs.widths):
+        if carried is not None and logs is not None and _are_met(context, logs.widths):
             factor, problem = carried.follows_from(session, logs.gradients)
-            theirs = {name: logs.buffers[name] for name in followed.keys() & logs.buffers} | logs.gradients
         elif carried is not None:
-            mine = _repeat(session, _OwnBranches, context, backward)
+            mine, logs = _repeat(session, _OwnBranches, context, backward), None
             is_met = mine is not None and not carried.before and _are_met(context, mine.widths, by_whole=True)
-            carried, problem, is_by_whole = None, None if is_met else "other ones", True
+            problem = None if is_met else "other ones"
         if mine is None:
             problem = "none of them"
+        elif (
+            logs is None
+        ):  # the loss alone does not say how often a loop that takes other parts changes buffers
+            own = {name: followed[name] for name in followed.keys() & mine.buffers} | mine.gradients
         else:
-            # The loss alone does not say how often a loop that takes other parts changes buffers.
-            buffers = followed if is_by_whole else mine.buffers
-            own = {name: buffers[name] for name in followed.keys() & mine.buffers} | mine.gradients
+            own = {name: mine.buffers[name] for name in followed.keys() & mine.buffers} | mine.gradients
+            theirs = {name: logs.buffers[name] for name in followed.keys() & logs.buffers} | logs.gradients
     tensors = {
         name: TensorBend(
-            0.0 if own is followed else _square(theirs.get(name), own.get(name)),
+            0.0 if own is theirs else _square(theirs.get(name), own.get(name)),
             _square(own.get(name), before.get(name)),
         )
         for name in theirs.keys() | own.keys()
@@ -179,14 +181,15 @@ def bend_of(
         bend, place = tensors.get(name), (Kind.GRADIENT, number)
         if bend is not None:
             whole.add(bend.moved, bend.own)
-        if bend is not None and bend.moved != 0.0:
-            nothing = torch.zeros_like(p)
-            gradients[place] = own.get(name, nothing)
-            if carried is not None:
-                apart = (own.get(name, nothing).double() - theirs.get(name, nothing).double()) * factor
-                gradients[place] = carried.own(place, followed.get(name, nothing), apart)
-        elif carried is not None and place in carried.apart and name in followed:
-            gradients[place] = carried.own(place, followed[name], None)
+        earlier = None if carried is None else carried.apart.get(place)
+        if earlier is None and (bend is None or bend.moved == 0.0):
+            continue
+        nothing = torch.zeros_like(p, dtype=torch.float64)
+        there, mine_now, theirs_now = (each.get(name, nothing).double() for each in (followed, own, theirs))
+        apart = (mine_now - theirs_now) * factor + (0.0 if earlier is None else earlier)
+        if carried is not None:
+            carried.apart[place] = apart
+        gradients[place] = (there + apart).to(p.dtype)
     return StepBend(whole.share, tensors, gradients, problem)
 
 
@@ -210,12 +213,6 @@ class Carried:
             if p.grad is not None and bool(p.grad.any())
         }
         self.apart = {place: apart for place, apart in self.apart.items() if place in self.before}
-
-    def own(self, place: Site, gradient: Tensor, apart: Tensor | None) -> Tensor:
-        """Return the gradient that the follower's own decisions would have left, from the one there and what this step adds."""
-        if apart is not None:
-            self.apart[place] = self.apart[place] + apart if place in self.apart else apart
-        return (gradient.double() + self.apart[place]).to(gradient.dtype)
 
     def follows_from(self, session: Session, repeated: Mapping[str, Tensor]) -> tuple[float, str | None]:
         """Return by which factor the step's own gradient is the one ``repeated``, and how far it is from that, if it is not."""

@@ -62,7 +62,9 @@ class RecorderSettings(TypedDict, total=False):
 def open_run(path: str | os.PathLike[str], **settings: Unpack[RecorderSettings]) -> Recorder | Follower:
     """Return a ``Follower`` of the run that ``TALLYSTICK_FOLLOW`` names, else a ``Recorder`` into ``path``, with ``settings``."""
     followed = os.environ.get(FOLLOW_VARIABLE)
-    return Follower(followed, ordered=settings) if followed else Recorder(path, **settings)
+    if not followed:
+        return Recorder(path, **settings)
+    return Follower(followed, program=settings.get("program"), ordered=settings)
 
 
 class Follower(Loop[AuditReport]):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tallystick.errors import InvalidInput
 from tallystick.execution.noise.freedom import Freedom, StepFreedom
@@ -296,6 +298,7 @@ def bent_step(followed: list[float], own: list[float], moved: int = 1) -> Any:
     slow = SimpleNamespace(before=dict)
     made: Any = SimpleNamespace(parameters=[("w", p)], table=None, interlude=nullcontext, sites=[])
     made.open_step = SimpleNamespace(slow=slow, schedule=[])
+    made.arithmetic, made.seed, made.step = SimpleNamespace(jitter=None), 1, 4
     made.optimizer = SimpleNamespace(param_groups=[])
     made.tensors = SimpleNamespace(all_buffers=list)
     made.policy = POLICIES["bf16"]
@@ -303,7 +306,14 @@ def bent_step(followed: list[float], own: list[float], moved: int = 1) -> Any:
     frame = Frame.of({SiteAddress(0, 0, Kind.DECISION, 0): b"0"})
     context: Any = SimpleNamespace(frame=frame, excesses=[], table=GridTable(), widths={(0, 0): 4})
     context.freedom = StepFreedom(decisions_moved=moved)
-    return made, context, ([torch.tensor(own)], {}, 0.0)
+    return made, context, (torch.tensor(own), torch.tensor(followed))
+
+
+def repeating(monkeypatch: pytest.MonkeyPatch, *gradients: Tensor) -> None:
+    """Have a step's repetitions give these gradients in turn: of the follower's own decisions, then of the log's."""
+    turns = cycle(gradients)
+    monkeypatch.setattr(bending, "gradients_under", lambda *given: ([next(turns)], {}, 0.0))
+    monkeypatch.setattr(bending, "jittered", lambda session, jitter: nullcontext())
 
 
 @pytest.mark.parametrize(
@@ -319,7 +329,7 @@ def test_decisions_that_make_a_gradient_out_of_none_bend_it_without_bound(
 ) -> None:
     made, context, repeated = bent_step(followed, own)
     monkeypatch.setattr(bending, "_OwnBranches", lambda *given, **more: None)
-    monkeypatch.setattr(bending, "gradients_under", lambda *given: repeated)
+    repeating(monkeypatch, *repeated)
     found = bending.bend_of(made, context, lambda context: None)
     assert found.whole == found.tensors["w"].share == size
 
@@ -333,7 +343,7 @@ def test_what_decisions_make_of_a_gradient_is_where_the_auditors_own_would_have_
     """The step's context is told of the gradient of the auditor's own decisions, where that is another."""
     made, context, repeated = bent_step([3.0, 0.0, 0.0, 4.0], own)
     monkeypatch.setattr(bending, "_OwnBranches", lambda *given, **more: None)
-    monkeypatch.setattr(bending, "gradients_under", lambda *given: repeated)
+    repeating(monkeypatch, *repeated)
     monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
     auditor = Acceptance(Limits(), Freedom(), _yardstick=Yardstick(POLICIES["bf16"], Calibration()))
     made.listeners, made.is_calibration_step, made.policy = (
@@ -345,9 +355,9 @@ def test_what_decisions_make_of_a_gradient_is_where_the_auditors_own_would_have_
     context.hold_against = lambda yardstick: None
     monkeypatch.setattr(auditor, "_measure", lambda *given, **more: None)
     monkeypatch.setattr(auditor, "_note_bend", lambda *given: None)
-    for steps, counted in ((0, [0, 0, 1, 1]), (128, [0, 0, 0, 0, 1])):
+    for steps, counted in ((0, [*[0] * 8, 1, 1]), (10 * 32, [*[0] * 10, 1])):
         auditor._steps, auditor._bent = steps, 0
-        for is_counted in counted:  # two, or one in 32 steps, lead nothing
+        for is_counted in counted:  # eight, or one in 32 steps, lead nothing
             with auditor.watching(made, context, lambda context: None):
                 made.listeners.gradients()
             assert [each.tolist() for each in context.own_gradients.values()] == given * is_counted
@@ -379,24 +389,28 @@ def test_a_loops_gradient_follows_from_its_loss_but_for_a_factor(
     assert kept.follows_from(now, {"w": torch.tensor(again)}) == (pytest.approx(factor), problem)
 
 
-def test_what_decisions_make_of_a_gradient_is_carried_until_it_is_gone() -> None:
-    place, p = (Kind.GRADIENT, 0), torch.nn.Parameter(torch.ones(2))
-    now: Any = SimpleNamespace(parameters=[("w", p)], policy=POLICIES["fp32"])
-    kept = Carried()
-    kept.begin(now)
-    assert kept.own(place, torch.tensor([3.0, 1.0]), torch.tensor([1.0, 0.0]).double()).tolist() == [4.0, 1.0]
-    p.grad = torch.tensor([3.0, 1.0])
-    kept.begin(now)
-    assert kept.own(place, torch.tensor([5.0, 5.0]), torch.tensor([0.0, -1.0]).double()).tolist() == [
-        6.0,
-        4.0,
-    ]
-    kept.begin(now)
-    assert kept.own(place, torch.tensor([6.0, 5.0]), None).tolist() == [7.0, 4.0], "no decision moved in it"
-    for gone in (torch.zeros(2), None):
-        kept.apart[place] = torch.ones(2).double()
+def test_what_decisions_make_of_a_gradient_is_carried_until_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also into a step in which no decision moved; and the share of a batch that a step is."""
+    place, kept = (Kind.GRADIENT, 0), Carried()
+    made, context, _ = bent_step([0.0] * 4, [0.0] * 4)
+    ((_, p),) = made.parameters
+    p.grad = None
+    logs, own = torch.tensor([2.0, 0.0, 0.0, 0.0]), torch.tensor([2.0, 0.0, 0.0, 0.5])
+    repeating(monkeypatch, own, logs)
+    for moved, there, given in (
+        (1, [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.25]),
+        (0, [3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.25]),
+        (1, [4.0, 0.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.5]),
+    ):
+        kept.begin(made)
+        p.grad, context.freedom.decisions_moved = torch.tensor(there), moved
+        assert bending.bend_of(made, context, lambda context: None, kept).gradients[place].tolist() == given
+    for gone in (torch.zeros(4), None):
+        kept.apart[place] = torch.ones(4).double()
         p.grad = gone
-        kept.begin(now)
+        kept.begin(made)
         assert (kept.before, kept.apart) == ({}, {})
 
 
@@ -420,7 +434,7 @@ def test_decisions_of_a_loop_are_judged_where_its_loss_comes_to_them(
     problem: str | None,
 ) -> None:
     """In the same micro-batches, or in each of them as in a pass over the whole; a job's step is repeated as a whole."""
-    made, context, repeated = bent_step([3.0, 0.0, 0.0, 4.0], [1.5, 0.0, 0.0, 2.0])
+    made, context, (repeated, _) = bent_step([3.0, 0.0, 0.0, 4.0], [1.5, 0.0, 0.0, 2.0])
     context.frame = Frame.of({SiteAddress(0, part, Kind.DECISION, 0): b"0" for part in (0, 1)})
     context.widths = {(0, 0): 4, (0, 1): 9, (1, 0): 4}
     asked: list[Any] = []
@@ -430,9 +444,10 @@ def test_decisions_of_a_loop_are_judged_where_its_loss_comes_to_them(
         again.widths = met if backward == "in parts" else by_whole
         if again.widths is None:
             raise InvalidInput("decision: needs 5 more bytes, 4 left")
-        return repeated
+        return [repeated], {}, 0.0
 
     monkeypatch.setattr(bending, "gradients_under", repeat)
+    monkeypatch.setattr(bending, "jittered", lambda session, jitter: nullcontext())
     kept, backward, in_parts = Carried(), cast("Any", "whole"), cast("Any", "in parts")
     made.parameters[0][1].grad = torch.ones(4) if carries else None
     kept.begin(made)
@@ -440,7 +455,7 @@ def test_decisions_of_a_loop_are_judged_where_its_loss_comes_to_them(
     found = bending.bend_of(made, context, backward, kept, in_parts)
     assert found.problem == problem
     if problem is None:
-        # by the same parts both repetitions are one, and the loop's is twice that; by the whole it is the loop's own beside it
+        # by the same parts both repetitions are one; by the whole it is the loop's own beside the repetition, half as large
         assert found.whole == pytest.approx(0.0 if carries else 1.0)
     assert asked[:2] == [_OwnBranches, FollowingContext]
     job = bending.bend_of(made, context, backward)
