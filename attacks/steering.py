@@ -788,12 +788,10 @@ class SteeringContext(RecordingContext):
             yield
             return
 
-        def widest(
-            previous: np.ndarray | None, rms: np.ndarray, row_scales: bool = False, *, rising: int = 1
-        ) -> np.ndarray:
+        def widest(previous: np.ndarray | None, rms: np.ndarray, row_scales: bool = False) -> np.ndarray:
             own = scale_exponents(rms)
             if self.attacker.limits.audited is not None and not (row_scales and self.base.sites):
-                return settled_scales(previous, rms, row_scales, rising=rising)
+                return settled_scales(previous, rms, row_scales)
             if row_scales:
                 own = np.maximum(own, whole_scale(rms))
             elif rms.size > 1:
@@ -883,10 +881,8 @@ class SteeringContext(RecordingContext):
             return grid
         rms = block_rms(x.contiguous(), grid.scales.size)
         with self._lifted(place):
-            scales = own = grid.scales.astype(np.int64)
-            rising = 1 if self.is_calibrated and self.chooses else self.policy.rising_slack(grid.floor)
-            if rms.any():
-                scales = rounding_context.settled_scales(own, rms, self.policy.row_scales, rising=rising)
+            own = grid.scales.astype(np.int64)
+            scales = rounding_context.settled_scales(own, rms, self.policy.row_scales) if rms.any() else own
         kept = kept_scales(
             self.base.sites.get(place), self._before.sites.get(place), self.policy, scales.size
         )

@@ -15,9 +15,7 @@ def attack(stage: Stage) -> str:
 
     def lying(self: context.RecordingContext, kind: Kind, *arguments: Any, **more: Any) -> None:
         coarse = kind == Kind.GRADIENT and more["name"].startswith(f"step {AT}: gradient of hidden.weight")
-        with patch.object(
-            context, "settled_scales", lambda *given, **more: honest(*given, **more) + 7 * coarse
-        ):
+        with patch.object(context, "settled_scales", lambda *given: honest(*given) + (7 if coarse else 0)):
             real(self, kind, *arguments, **more)
 
     with patch.object(context.RecordingContext, "round", lying):

@@ -23,11 +23,9 @@ TAIL = 1e-9
 STEP_TAIL = 1e-6
 """The same for a single step: of budgets of single steps there are many, and each move more in one is a larger steer."""
 
-STEER_MOVES = 724
-"""So many squared moves, at least, are 2^``gradient_steer`` of all squares, sizes taken by their scales, which are up to two
-octaves wide."""
-
-PLACES = 16  # binary places of a quotient of which only the exponent counts
+STEER_MOVES = 9
+"""Octaves that a move's square lies below 2^``gradient_steer`` of all squares, sizes taken by their scales: some moves of it, and
+scales up to two octaves wide."""
 
 
 def coarsest_quantum(policy: Policy, gradients: Iterable[tuple[int, np.ndarray]]) -> int | None:
@@ -45,8 +43,7 @@ def coarsest_quantum(policy: Policy, gradients: Iterable[tuple[int, np.ndarray]]
         return None
     least = min(scale for _, scale in sizes)
     squares = sum(elements << 2 * (scale - least) for elements, scale in sizes)
-    whole = (squares << PLACES) // STEER_MOVES
-    return (whole.bit_length() - 1 - PLACES + 2 * least + policy.gradient_steer) // 2
+    return (squares.bit_length() - 1 + 2 * least + policy.gradient_steer - STEER_MOVES) // 2
 
 
 def chosen_floor(policy: Policy, grid: SiteGrid, coarsest: int | None, elements: int) -> int:

@@ -163,13 +163,6 @@ class Policy:
         """How far a log's choices may lead one tensor, under ``bf16`` all, relative to the distance trained (docs/adr/0026)."""
         return {"bfloat16": 3.0, "float32": 2.0**-4}.get(self.compute, 2.0**-6)
 
-    def rising_slack(self, floor: int) -> int:
-        """Return by how many octaves a gradient's scale that rises between two choices of grids, with that floor, is too wide.
-
-        By none where its quantum is held to a share of the step's gradient: a batch may happen to give a large one.
-        """
-        return 0 if self.gradient_steer is not None and floor < self.gradient_floor else 1
-
     @property
     def storage(self) -> str:
         """The torch dtype of parameters, buffers, gradients and batches during a step."""
@@ -242,7 +235,7 @@ FP32 = Policy(
     gradient_spacing=4,  # 11 makes logs a third as long, and losses of small models worse (docs/adr/0011)
     gradient_coarsest=-3,
     gradient_steer=-20,
-    revision=4,  # floors by sizes and bands alone; scales that rise in between without slack where those were limited
+    revision=3,  # floors by sizes and bands alone
 )
 
 BF16 = Policy(

@@ -949,42 +949,6 @@ def test_scales_follow_size_with_slack() -> None:
     assert settled_scales(None, np.array([1.0, 0.0])).tolist() == [1, -15], (
         "rows lie at most 2**16 below the largest"
     )
-    assert settled_scales(np.array([3, -2, 1]), rms, rising=0).tolist() == [1, -1, 2]
-    assert settled_scales(np.array([UNSEEN, -2, 1]), rms, rising=0).tolist() == [1, -1, 2]
-    for before, now in ((None, 1), (3, 1), (2, 2), (0, 0), (-1, 0), (UNSEEN, 1)):
-        given = None if before is None else np.array([before])
-        assert settled_scales(given, rms[:1], rising=0).tolist() == [now], before
-
-
-@pytest.mark.parametrize(
-    ("policy", "floor", "measured", "scale"),
-    [
-        (FP32, FP32.gradient_floor - 1, False, 4),
-        (FP32, FP32.gradient_floor, False, 5),
-        (FP32, FP32.gradient_floor - 1, True, 5),
-        (FP64, FP64.gradient_floor - 1, False, 5),
-    ],
-)
-def test_a_scale_that_rises_has_no_slack_where_its_quantum_was_held_to_a_share_of_the_gradient(
-    policy: Policy, floor: int, measured: bool, scale: int
-) -> None:
-    """One batch with a large gradient made quanta four times as coarse, and its steer half again the largest of 200 steps."""
-    grid = replace(gradient_grid(policy, band=floor - 8), floor=floor)
-    table, x = table_of(policy, grid), gradient() * 8.0  # its rms is 12, the scale was 2**1
-    base = GridTable() if measured else table
-    context = RecordingContext(policy, table, base=base)
-    context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-    frame = context.finish()
-    assert context.table.sites[GRADIENT].scales.tolist() == [scale]
-    noise = SiteNoise(2.0**-9, np.ones(1, dtype=np.int64), 12.0, 0.0, 4096)
-    yardstick = Yardstick(policy, Calibration({GRADIENT: noise}, table))
-    for stated in (scale - 1, scale, scale + 1):
-        update = SiteAddress(0, 0, Kind.GRID, 0), table.diff(table_of(policy, grid.with_scales([stated])))
-        found, _ = followed(
-            policy, x.clone(), Frame.of(dict([update])), table, base=base, yardstick=yardstick
-        )
-        noted = [excess.own for _, excess in found.excesses if excess.own.startswith("scale")]
-        assert bool(noted) == (stated != scale), (stated, noted, frame)
 
 
 @POLICIES

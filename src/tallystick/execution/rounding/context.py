@@ -221,8 +221,7 @@ class RecordingContext:
                 settled_scales(measured, rms, rows), np.minimum(measured, row_scales_of(rms, dips=False) + 1)
             )
         if rows or not chosen:
-            rising = self.policy.rising_slack(grid.floor) if kind == Kind.GRADIENT else 1
-            return settled_scales(measured, rms, rows, rising=rising)
+            return settled_scales(measured, rms, rows)
         known = was_heard and before is not None and before.scales.size == rms.size
         last = before.scales.astype(np.int64) if known and before is not None else None
         settled = settled_scales(last, rms)

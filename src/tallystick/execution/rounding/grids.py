@@ -126,34 +126,29 @@ def row_scales_of(rms: np.ndarray, dips: bool) -> np.ndarray:
     return np.maximum(scale_exponents(rms), whole_scale(rms) - (ROW_DIP if dips else 0))
 
 
-def settled_scales(
-    previous: np.ndarray | None, rms: np.ndarray, row_scales: bool = False, *, rising: int = 1
-) -> np.ndarray:
+def settled_scales(previous: np.ndarray | None, rms: np.ndarray, row_scales: bool = False) -> np.ndarray:
     """Return each block's scale exponent: the previous one while it is at most two octaves too wide, else one too wide.
 
     The slack keeps the header short: a scale is written only when the block's size has really moved. With ``row_scales``
     there is none: a slack of two octaves there would be as much noise that the band does not know of, or a quantum four
-    times too coarse, and one small number a row is little beside a bit for each element. One that rises is ``rising`` too
-    wide, but one of the first values.
+    times too coarse, and one small number a row is little beside a bit for each element.
     """
     if row_scales:
         return row_scales_of(rms, previous is not None and has_dips(previous))
     if rms.size == 1:
-        return np.array([_settled(None if previous is None else int(previous[0]), float(rms[0]), rising)])
+        return np.array([_settled(None if previous is None else int(previous[0]), float(rms[0]))])
     wanted = scale_exponents(rms)
     wanted = np.maximum(wanted, lowest_scale(rms))
     if previous is None:
         return wanted + 1
     keep = (wanted <= previous) & (previous <= wanted + 2)
-    return np.where(keep, previous, wanted + np.where((wanted > previous) & (previous > UNSEEN), rising, 1))
+    return np.where(keep, previous, wanted + 1)
 
 
-def _settled(previous: int | None, rms: float, rising: int) -> int:
+def _settled(previous: int | None, rms: float) -> int:
     """Return what ``settled_scales`` does for a single block."""
     wanted = scale_exponent(rms)
-    if previous is None or previous <= UNSEEN or previous > wanted + 2:
-        return wanted + 1
-    return previous if wanted <= previous else wanted + rising
+    return previous if previous is not None and wanted <= previous <= wanted + 2 else wanted + 1
 
 
 def scale_limits(
@@ -162,18 +157,13 @@ def scale_limits(
     unsure: float,
     kept: np.ndarray | None,
     row_scales: bool = False,
-    *,
-    rising: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the least and the largest scales that ``settled_scales`` gives where each block's rms is known up to ``unsure``."""
     before = None if previous is None or is_noise_only(previous) else previous.scales.astype(np.int64)
     if before is not None and before.size != rms.size:
         before = None
     slack = np.maximum(rms * 2.0**-7, unsure)
-    both = [
-        settled_scales(before, np.maximum(rms + way * slack, 0.0), row_scales, rising=rising)
-        for way in (-1.0, 1.0)
-    ]
+    both = [settled_scales(before, np.maximum(rms + way * slack, 0.0), row_scales) for way in (-1.0, 1.0)]
     limits = np.minimum(*both), np.maximum(*both)
     return limits if kept is None else (np.maximum(limits[0], kept), np.maximum(limits[1], kept))
 

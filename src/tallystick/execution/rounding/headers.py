@@ -415,9 +415,7 @@ class HeaderChecks:
             narrowest, widest = self._row_limits(place, rms, unsure, numel)
         else:
             kept = kept_scales(self._base_of(place), before, self.policy, rms.size)
-            is_held = kind == Kind.GRADIENT and not self._is_chosen(place)
-            rising = self.policy.rising_slack(grid.floor) if is_held else 1
-            narrowest, widest = scale_limits(before, rms, UNSURE * unsure, kept, exact, rising=rising)
+            narrowest, widest = scale_limits(before, rms, UNSURE * unsure, kept, exact)
             if exact and self._is_chosen(place) and noise is not None and noise.scales.size == rms.size:
                 widest = np.maximum(widest, noise.scales)
             elif (
