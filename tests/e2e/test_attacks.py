@@ -55,7 +55,6 @@ ALSO_FP64 = {
     "own_labels",
     "saddle",
     "steered_log",
-    "turned_ties",
     "wide_band",
     "wide_scale",
 }
