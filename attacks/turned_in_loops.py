@@ -14,8 +14,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from masked_samples_job import TARGET, patched
 from stage import Stage
-from tied_signs_job import BATCH, TARGET, Signed, patched
+from tied_signs_job import BATCH, Signed
 from torch import Tensor
 from torch.nn import functional as F
 from turned_ties import WANTED, Turning, success, turning
@@ -50,6 +51,8 @@ def train(path: Path, policy: str, form: str) -> tuple[object, Signed]:
     run.prepare(model, optimizer, loss=loss)
     for step in range(STEPS):
         with run.step(training.take(digits.visited(step, BATCH, len(training.labels), 0)).tensors()) as batch:
+            if form != "carried" or step % 2 == 0:
+                optimizer.zero_grad()
             if form == "mined":
                 mined = model.signs(batch[0])
             run.backward(loss(batch) / (2 if form == "carried" else 1))
@@ -57,7 +60,6 @@ def train(path: Path, policy: str, form: str) -> tuple[object, Signed]:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             if form != "carried" or step % 2:
                 optimizer.step()
-                optimizer.zero_grad()
     return run.finish(), model
 
 

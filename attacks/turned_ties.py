@@ -14,9 +14,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from masked_samples_job import TARGET, patched
 from silencing import load
 from stage import Stage
-from tied_signs_job import BATCH, SHARES, TARGET, Signed, patched
+from tied_signs_job import BATCH, SHARES, Signed
 from torch import Tensor
 
 from tallystick.execution.dispatch.decisions import ABOVE, BELOW, EQUAL

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -231,9 +231,14 @@ class Acceptance:
             yield
             return
 
-        began = read_hyperparameters(session.optimizer)
-        if self._carried is not None:
-            self._carried.begin(session)
+        began, carried, is_begun = read_hyperparameters(session.optimizer), self._carried, False
+
+        def before_backward() -> AbstractContextManager[object]:
+            nonlocal is_begun
+            if carried is not None and not is_begun:  # a loop may have let go of the last step's gradients
+                carried.begin(session)
+            is_begun = True
+            return nullcontext()
 
         def judge() -> None:
             self._judge_decisions(session, context, backward, in_parts)
@@ -246,11 +251,12 @@ class Acceptance:
                 what = "decisions moved in a step that changes its own hyper-parameters"
                 context.excesses.append((None, Excess(what, "0 at most", str(moved))))
 
-        session.listeners.gradients, session.listeners.carried = measure, judge
+        listeners = session.listeners
+        listeners.gradients, listeners.carried, listeners.around_backward = measure, judge, before_backward
         try:
             yield
         finally:
-            session.listeners.gradients = session.listeners.carried = None
+            listeners.gradients = listeners.carried = listeners.around_backward = None
 
     def _judge_decisions(
         self, session: Session, context: FollowingContext, backward: Backward, in_parts: Backward | None

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage] # the only way to step out of a mode
+)
 
 from tallystick.errors import InvalidInput
 from tallystick.execution.dispatch.decisions import EQUAL
@@ -151,24 +154,27 @@ def bend_of(
     problem, factor, by_parts = None, 1.0, in_parts or backward
     if is_moved:
         mine = _repeat(session, _OwnBranches, context, by_parts)
-        logs = _repeat(
-            session, FollowingContext, context, by_parts
-        )  # the last: what a job keeps is the log's
-        if carried is not None and logs is not None and _are_met(context, logs.widths):
+        # The last pass has the log's decisions: a job may keep what they were elsewhere than in tensors.
+        logs = _repeat(session, FollowingContext, context, by_parts)
+        is_met = in_parts is None or (logs is not None and _are_met(context, logs.widths))
+        is_judged = mine is not None and logs is not None and is_met
+        if is_judged and carried is not None and logs is not None:
             factor, problem = carried.follows_from(session, logs.gradients)
-        elif carried is not None:
-            mine, logs = _repeat(session, _OwnBranches, context, backward), None
-            is_met = mine is not None and not carried.before and _are_met(context, mine.widths, by_whole=True)
-            problem = None if is_met else "other ones"
-        if mine is None:
+        elif not is_judged and in_parts is None:
             problem = "none of them"
-        elif (
-            logs is None
-        ):  # the loss alone does not say how often a loop that takes other parts changes buffers
-            own = {name: followed[name] for name in followed.keys() & mine.buffers} | mine.gradients
-        else:
+        elif not is_judged:
+            mine, logs = _repeat(session, _OwnBranches, context, backward), None
+            if carried is not None:
+                is_met = mine is not None and _are_met(context, mine.widths, by_whole=True)
+                problem = None if is_met and not carried.before else "other ones"
+            problem = "none of them" if mine is None else problem
+        if mine is not None and logs is not None:
             own = {name: mine.buffers[name] for name in followed.keys() & mine.buffers} | mine.gradients
             theirs = {name: logs.buffers[name] for name in followed.keys() & logs.buffers} | logs.gradients
+        elif (
+            mine is not None
+        ):  # the loss alone does not say how often a loop that takes other parts changes buffers
+            own = {name: followed[name] for name in followed.keys() & mine.buffers} | mine.gradients
     tensors = {
         name: TensorBend(
             0.0 if own is theirs else _square(theirs.get(name), own.get(name)),
@@ -198,7 +204,7 @@ class Carried:
     """What a loop of one's own carries from step to step in its gradients.
 
     Attributes:
-        before: the gradients that the step began with, by place; none that are zero.
+        before: the gradients that the step adds to, by place; none that are zero.
         apart: by how much the follower's own decisions would have left another gradient so far, by place.
     """
 
@@ -206,12 +212,13 @@ class Carried:
     apart: dict[Site, Tensor] = field(default_factory=dict[Site, Tensor])
 
     def begin(self, session: Session) -> None:
-        """Note what the next step begins with; of what is gone nothing is carried."""
-        self.before = {
-            (Kind.GRADIENT, number): p.grad.detach().clone()
-            for number, (_, p) in enumerate(session.parameters)
-            if p.grad is not None and bool(p.grad.any())
-        }
+        """Note what is there before the step's first backward pass; of what is gone nothing is carried."""
+        with torch.no_grad(), _disable_current_modes():  # no part of the step
+            self.before = {
+                (Kind.GRADIENT, number): p.grad.clone()
+                for number, (_, p) in enumerate(session.parameters)
+                if p.grad is not None and bool(p.grad.any())
+            }
         self.apart = {place: apart for place, apart in self.apart.items() if place in self.before}
 
     def follows_from(self, session: Session, repeated: Mapping[str, Tensor]) -> tuple[float, str | None]:
@@ -248,7 +255,10 @@ def count_exact(session: Session, context: FollowingContext, backward: Backward)
         jitter = Jitter(session.seed * 1000003 + session.step * 101 + JITTER_SEED + repeat)
         with session.interlude(), jittered(session, jitter):
             started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
-            gradients_under(session, backward, branches, started)
+            try:
+                gradients_under(session, backward, branches, started)
+            except InvalidInput:  # a loop that takes its batch in other parts: none of them is reached
+                break
         left = {**left, **branches.found}  # a decision that was not reached says nothing
     return sum(at.numel() for at in left.values())
 

@@ -462,6 +462,63 @@ def test_decisions_of_a_loop_are_judged_where_its_loss_comes_to_them(
     assert job.problem == (None if by_whole is not None else "none of them")
 
 
+def test_what_a_loop_lets_go_of_before_its_first_backward_pass_is_not_carried() -> None:
+    """Most loops zero their gradients at the beginning of a step, not at the end of the one before."""
+    made, context, _ = bent_step([1.0, 2.0, 3.0, 4.0], [0.0] * 4)
+    auditor = Acceptance(Limits(), Freedom(), is_loop=True, _yardstick=Yardstick(FP32, Calibration()))
+    kept = auditor._carried = Carried()
+    made.listeners = SimpleNamespace()
+    ((_, p),) = made.parameters
+    for lets_go in (False, True):
+        p.grad = torch.ones(4)
+        with auditor.watching(made, context, lambda context: None):
+            if lets_go:
+                p.grad = None
+            for _ in range(2):  # only the first pass finds what was there before it
+                with made.listeners.around_backward():
+                    p.grad = torch.ones(4)
+        assert len(kept.before) == (not lets_go)
+        assert made.listeners.around_backward is None
+
+
+@pytest.mark.parametrize("in_parts", [None, "in parts"])
+def test_a_step_whose_log_cannot_be_followed_again_is_judged_for_no_job(
+    monkeypatch: pytest.MonkeyPatch, in_parts: Any
+) -> None:
+    """A loop under ``bf16`` may take unequal parts, which its loss of the whole is then held against."""
+    made, context, (own, _) = bent_step([3.0, 0.0, 0.0, 4.0], [1.5, 0.0, 0.0, 2.0])
+    made.following_context = lambda frame, form: SimpleNamespace(form=form, widths={(0, 0): 4})
+
+    def repeat(session: Any, backward: Any, again: Any, started: Any) -> Any:
+        if backward == "in parts" or again.form is FollowingContext:
+            raise InvalidInput("a tensor cannot be cut")
+        return [own], {}, 0.0
+
+    monkeypatch.setattr(bending, "gradients_under", repeat)
+    monkeypatch.setattr(bending, "jittered", lambda session, jitter: nullcontext())
+    found = bending.bend_of(made, context, cast("Any", "whole"), None, in_parts)
+    assert found.problem == ("none of them" if in_parts is None else None)
+    assert in_parts is None or found.whole == pytest.approx(1.0)
+
+
+def test_ties_of_a_loop_that_cannot_be_repeated_in_parts_are_not_excused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    empty = decode_frame(encode_frame(Frame.of({})))
+    session: Any = SimpleNamespace(
+        policy=FP32, seed=3, step=5, interlude=nullcontext, arithmetic=None,
+        tensors=SimpleNamespace(all_buffers=list), following_context=lambda frame, form: form(FP32, GridTable(), empty),
+    )  # fmt: skip
+    context: Any = SimpleNamespace(ties={(0, 0): torch.tensor([1, 9])}, frame=empty)
+
+    def refuse(*given: Any) -> None:
+        raise InvalidInput("a tensor cannot be cut")
+
+    monkeypatch.setattr(bending, "gradients_under", refuse)
+    monkeypatch.setattr(bending, "jittered", lambda session, jitter: nullcontext())
+    assert bending.count_exact(session, context, lambda given: None) == 2
+
+
 @pytest.mark.parametrize("problem", [None, "other ones"])
 def test_decisions_that_nobody_can_judge_are_not_accepted(
     monkeypatch: pytest.MonkeyPatch, problem: str | None
