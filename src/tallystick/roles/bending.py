@@ -136,6 +136,52 @@ def _are_met(
     )
 
 
+@dataclass
+class _Sides:
+    """A step by the log's decisions and by the follower's own: gradients and buffers, by name.
+
+    Attributes:
+        factor: by which the step's own gradient is the one by the log's decisions.
+        problem: why the step's decisions cannot be judged; None if they can.
+    """
+
+    theirs: dict[str, Tensor]
+    own: dict[str, Tensor]
+    factor: float = 1.0
+    problem: str | None = None
+
+
+def _sides(
+    session: Session,
+    context: FollowingContext,
+    followed: dict[str, Tensor],
+    backward: Backward,
+    carried: Carried | None,
+    in_parts: Backward | None,
+) -> _Sides:
+    """Repeat a step whose gradients and buffers are ``followed``; see ``bend_of``."""
+    found = _Sides(followed, followed)
+    mine = _repeat(session, _OwnBranches, context, in_parts or backward)
+    # The last pass has the log's decisions: a job may keep what they were elsewhere than in tensors.
+    logs = _repeat(session, FollowingContext, context, in_parts or backward)
+    is_met = in_parts is None or (logs is not None and _are_met(context, logs.widths))
+    if mine is not None and logs is not None and is_met:
+        found.own = {name: mine.buffers[name] for name in followed.keys() & mine.buffers} | mine.gradients
+        found.theirs = {name: logs.buffers[name] for name in followed.keys() & logs.buffers} | logs.gradients
+        if carried is not None:
+            found.factor, found.problem = carried.follows_from(session, logs.gradients)
+        return found
+    whole = None if in_parts is None else _repeat(session, _OwnBranches, context, backward)
+    if whole is None:
+        found.problem = "none of them"
+        return found
+    # The loss alone does not say how often a loop that takes its batch in other parts changes buffers.
+    found.own = {name: followed[name] for name in followed.keys() & whole.buffers} | whole.gradients
+    if carried is not None and (carried.before or not _are_met(context, whole.widths, by_whole=True)):
+        found.problem = "other ones"
+    return found
+
+
 def bend_of(
     session: Session,
     context: FollowingContext,
@@ -150,31 +196,11 @@ def bend_of(
     clip, a share of a sum). Where the loop takes its batch in other parts its own gradient is held to its loss of the whole.
     """
     is_moved, before = bool(context.freedom.decisions_moved), session.open_step.slow.before()
-    theirs = own = followed = _values(session, copied=is_moved)
-    problem, factor, by_parts = None, 1.0, in_parts or backward
+    followed = _values(session, copied=is_moved)
+    sides = _Sides(followed, followed)
     if is_moved:
-        mine = _repeat(session, _OwnBranches, context, by_parts)
-        # The last pass has the log's decisions: a job may keep what they were elsewhere than in tensors.
-        logs = _repeat(session, FollowingContext, context, by_parts)
-        is_met = in_parts is None or (logs is not None and _are_met(context, logs.widths))
-        is_judged = mine is not None and logs is not None and is_met
-        if is_judged and carried is not None and logs is not None:
-            factor, problem = carried.follows_from(session, logs.gradients)
-        elif not is_judged and in_parts is None:
-            problem = "none of them"
-        elif not is_judged:
-            mine, logs = _repeat(session, _OwnBranches, context, backward), None
-            if carried is not None:
-                is_met = mine is not None and _are_met(context, mine.widths, by_whole=True)
-                problem = None if is_met and not carried.before else "other ones"
-            problem = "none of them" if mine is None else problem
-        if mine is not None and logs is not None:
-            own = {name: mine.buffers[name] for name in followed.keys() & mine.buffers} | mine.gradients
-            theirs = {name: logs.buffers[name] for name in followed.keys() & logs.buffers} | logs.gradients
-        elif (
-            mine is not None
-        ):  # the loss alone does not say how often a loop that takes other parts changes buffers
-            own = {name: followed[name] for name in followed.keys() & mine.buffers} | mine.gradients
+        sides = _sides(session, context, followed, backward, carried, in_parts)
+    theirs, own = sides.theirs, sides.own
     tensors = {
         name: TensorBend(
             0.0 if own is theirs else _square(theirs.get(name), own.get(name)),
@@ -191,12 +217,12 @@ def bend_of(
         if earlier is None and (bend is None or bend.moved == 0.0):
             continue
         nothing = torch.zeros_like(p, dtype=torch.float64)
-        there, mine_now, theirs_now = (each.get(name, nothing).double() for each in (followed, own, theirs))
-        apart = (mine_now - theirs_now) * factor + (0.0 if earlier is None else earlier)
+        there, mine, logs = (each.get(name, nothing).double() for each in (followed, own, theirs))
+        apart = (mine - logs) * sides.factor + (0.0 if earlier is None else earlier)
         if carried is not None:
             carried.apart[place] = apart
         gradients[place] = (there + apart).to(p.dtype)
-    return StepBend(whole.share, tensors, gradients, problem)
+    return StepBend(whole.share, tensors, gradients, sides.problem)
 
 
 @dataclass
