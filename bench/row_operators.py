@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tallystick.execution.dispatch.calls import table_name
-from tallystick.execution.dispatch.rows import ROW_HANDLERS
+from tallystick.execution.dispatch.handlers import handler_for
 
 A: Any = torch.ops.aten
 Case = tuple[str, str, Any, tuple[Any, ...], tuple[Any, ...]]
@@ -30,10 +29,27 @@ def cases() -> Iterator[Case]:
 
     yield from loss_cases(draw)
     yield from norm_cases(draw)
+    yield from convolution_cases(draw)
     x = draw(4_000_000)
     yield "vector norm", "4 million", A.linalg_vector_norm.default, (x,), (x.double(),)
     y = draw(64, 768).log_softmax(1)
     yield "logsumexp", "of log-probabilities", A.logsumexp.default, (y, [1]), (y.double(), [1])
+
+
+def convolution_cases(draw: Callable[..., Tensor]) -> Iterator[Case]:
+    """Gradients of a convolution's weights, of more and more results."""
+    for images, channels, side in ((8, 128, 28), (8, 64, 56), (16, 8, 56), (8, 16, 112)):
+        x, w, g = (
+            draw(images, channels, side, side).relu(),
+            draw(channels, channels, 3, 3),
+            draw(images, channels, side, side),
+        )
+        rest = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False])
+        where = f"{channels} channels, {images * side**2:,} results"
+        yield (
+            "convolution backward, weights", where, A.convolution_backward.default, (g, x, w, *rest),
+            (g.double(), x.double(), w.double(), *rest),
+        )  # fmt: skip
 
 
 def loss_cases(draw: Callable[..., Tensor]) -> Iterator[Case]:
@@ -109,6 +125,8 @@ def deviation(name: str, found: Any, exact: Any) -> float:
     """Return the largest deviation over rms of any result, over each element's own size for losses."""
     worst = 0.0
     for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (found, exact)), strict=True):
+        if b is None:
+            continue
         size = b.abs() if name in ("log_softmax", "bce with logits") else b.square().mean().sqrt()
         worst = max(worst, float(((a - b).abs() / size).max()))
     return worst
@@ -121,7 +139,7 @@ def main() -> None:
         exact = op(*wide)
         if name == "bce with logits":  # torch's own cancels in float64 too
             exact = torch.log1p(torch.exp(-wide[0].abs()))
-        here = ROW_HANDLERS[table_name(op)](None, op, narrow, {})  # pyright: ignore[reportArgumentType] # needs no capture
+        here = handler_for(op)(None, op, narrow, {})  # pyright: ignore[reportArgumentType] # needs no capture
         if name in ("batch norm", "group norm"):
             exact, here, native = exact[:1], here[:1], op(*narrow)[:1]
         else:

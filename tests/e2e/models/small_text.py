@@ -32,7 +32,7 @@ class Model(nn.Module):
         scores = q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5
         later = torch.ones(length, length, dtype=torch.bool, device=words.device).triu(1)
         unseen = later | (words == PADDING)[:, None, None, :].logical_and(
-            ~torch.eye(length, dtype=torch.bool)
+            ~torch.eye(length, dtype=torch.bool, device=words.device)
         )
         mixed = F.softmax(scores.masked_fill(unseen, -torch.inf), dim=-1) @ v
         x = x + self.out(mixed.transpose(1, 2).reshape(n, length, WIDTH))

@@ -21,7 +21,7 @@ class Buckets(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.linear(x))
         level = h.detach() * 255.0 + 256.0
-        bucket = torch.zeros(h.shape, dtype=torch.int64)
+        bucket = torch.zeros_like(h, dtype=torch.int64)
         if self.how == "copy":
             bucket[:] = level
         else:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.dispatch.capture import Capture, SpelledOutAttention
+from tallystick.execution.dispatch.capture import Capture, SpelledOut
 from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
@@ -237,12 +237,51 @@ def test_attention_with_dropout_is_spelled_out_on_devices(monkeypatch: pytest.Mo
             return func(*args, **(kwargs or {}))
 
     q = torch.ones(1, 1, 4, 8)
-    with Asking(), SpelledOutAttention():
+    with Asking(), SpelledOut():
         for arguments in ({}, {"dropout_p": 0.0}, {"dropout_p": 0.5}):
             real(q, q, q, **arguments)
         real(q, q, q, None, 0.5)
     assert allowed == [True] * 4 + [False] * 4
     assert torch.backends.cuda.flash_sdp_enabled()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_inside_torchs_own_module_is_spelled_out_too(
+    dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused on a CUDA device before: no mode sees the attention that another overridable function calls."""
+    allowed: list[bool] = []
+    real = nn.functional.scaled_dot_product_attention
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        allowed.append(torch.backends.cuda.mem_efficient_sdp_enabled())
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", asked)
+    x, module = torch.ones(2, 4, 8), nn.MultiheadAttention(8, 2, dropout, batch_first=True)
+    with SpelledOut():
+        module(x, x, x, need_weights=False)
+    assert allowed == [dropout == 0.0]
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM, nn.RNN])
+def test_recurrent_layers_are_made_of_steps_on_devices(layer: Any) -> None:
+    """Refused on a CUDA device before, with the reason that cuDNN's kernel draws, which it does not without dropout."""
+    enabled: list[bool] = []
+
+    class Asking(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (torch.gru, torch.lstm, torch.rnn_tanh):
+                enabled.append(torch.backends.cudnn.enabled)
+            return func(*args, **(kwargs or {}))
+
+    x, module = torch.ones(3, 2, 4), layer(4, 5)
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.ones(2, 4)])
+    with Asking(), SpelledOut():
+        module(x)
+        module(packed)
+    assert enabled == [False, False]
+    assert torch.backends.cudnn.enabled
 
 
 def test_a_recorded_run_trains_like_a_plain_one(zoo: Any, record_run: Any) -> None:

@@ -462,10 +462,14 @@ def test_the_gradient_of_a_convolutions_bias_is_a_sum_of_its_own(
     asking._schema = op._schema
     found = handler_for(op)(None, asking, (gradient, image, weight, *rest, mask), {})  # pyright: ignore[reportArgumentType]
     plain = op(gradient, image, weight, *rest, mask)
-    assert asked == ([[*mask[:2], False]] if any(mask[:2]) else []), "the kernel is never asked for a bias"
+    is_split = mask[1] and dtype is torch.float32
+    whole = [mask[0], mask[1] and not is_split, False]
+    pieces = [[False, True, False]] * 13 if is_split else []
+    assert asked == ([whole] if any(whole) else []) + pieces, "the kernel is never asked for a bias"
 
     assert [x is None for x in found] == [not each for each in mask]
-    assert all(torch.equal(x, y) for x, y in zip(found[:2], plain[:2], strict=True) if x is not None)
+    same = found[:1] if is_split else found[:2]
+    assert all(torch.equal(x, y) for x, y in zip(same, plain, strict=False) if x is not None)
     if mask[2]:
         terms = gradient.transpose(0, 1).reshape(3, -1)
         exact = torch.tensor([math.fsum(row.tolist()) for row in terms], dtype=torch.float64)
@@ -473,6 +477,35 @@ def test_the_gradient_of_a_convolutions_bias_is_a_sum_of_its_own(
         assert (found[2].dtype, found[2].shape) == (dtype, (3,))
         assert ulps(found[2], exact).max() <= 3.0
         assert ulps(one_by_one, exact).max() > 20.0
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("images", "side", "pieces"), [(7, 64, 7), (9, 32, 3), (4, 32, 1), (2, 96, 2)])
+def test_the_gradient_of_a_convolutions_weights_is_added_up_in_pieces(
+    images: int, side: int, pieces: int, transposed: bool
+) -> None:
+    """Of 4,096 results of a channel, of one image at least: kernels add all of them one by one in float32."""
+    generator = torch.Generator().manual_seed(5)
+    gradient = torch.randn(images, 4, side, side, generator=generator)
+    image = torch.randn(images, 2, side, side, generator=generator)
+    weight = torch.randn((2, 4, 3, 3) if transposed else (4, 2, 3, 3), generator=generator)
+    op, rest = A.convolution_backward.default, (None, [1, 1], [1, 1], [1, 1], transposed, [0, 0], 1)
+    asked = 0
+
+    def counting(*args: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return op(*args)
+
+    counting._schema = op._schema
+    arguments = (gradient, image, weight, *rest, [False, True, False])
+    found = handler_for(op)(None, counting, arguments, {})[1]  # pyright: ignore[reportArgumentType]
+
+    at_once = max(1, 4096 // side**2)
+    parts = zip(gradient.split(at_once), image.split(at_once), strict=True)
+    sums = [op(g, x, weight, *rest, [False, True, False])[1].double() for g, x in parts]
+    assert asked == pieces
+    assert torch.equal(found, torch.stack(sums).sum(0).float())
 
 
 # -- which calls are meant -----------------------------------------------------------------------

@@ -8,8 +8,8 @@ It does four things, each only where the operator table says so:
 * for calibration and for the ``jitter`` profile, outputs receive last-bit noise.
 
 Where kernels of one device do in one operator what those of another do in two, it is two on both: the bias of a convolution
-of sixteen-bit numbers is added to its rounded sums, as cuDNN does, and attention with dropout is spelled out, since a CUDA
-device's fused kernels draw inside, from a stream that no processor has.
+of sixteen-bit numbers is added to its rounded sums, as cuDNN does, and attention with dropout and recurrent layers are spelled
+out, since a CUDA device's fused kernels draw inside, from a stream that no processor has, or hide where they jump.
 
 The user's model is not touched; leaving the mode leaves nothing behind.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,6 +34,8 @@ SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 CONVOLUTION: Operator = torch.ops.aten.convolution.default
 ADD: Operator = torch.ops.aten.add.Tensor
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+DROPOUT = {scaled_dot_product_attention: ("dropout_p", 4), multi_head_attention_forward: ("dropout_p", 10)}
+RECURRENT = {torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu}
 _HANDLERS: dict[Operator, Handler] = {}
 
 
@@ -80,13 +82,21 @@ class Capture(TorchDispatchMode):
         return self.jitter.around(func, args, kwargs, lambda args, kwargs: handler(here, func, args, kwargs))
 
 
-class SpelledOutAttention(TorchFunctionMode):
-    """Attention with dropout is made of operators that draw portable numbers; without, of whatever kernel torch chooses."""
+class SpelledOut(TorchFunctionMode):
+    """What CUDA devices have one kernel for is made of the operators that processors make it of.
+
+    So is attention with dropout, of operators that draw portable numbers; without, it is of whatever kernel torch chooses.
+    Recurrent layers are made of one operator for each step of a sequence.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Arguments = (), kwargs: Any = None) -> Any:
-        """Call ``func``, with torch's kernels that draw inside switched off where it would take them."""
+        """Call ``func``, with the kernels switched off that torch would take where it has them."""
         kwargs = kwargs or {}
-        if func is scaled_dot_product_attention and (args[4] if len(args) > 4 else kwargs.get("dropout_p")):
+        if func in RECURRENT:
+            with torch.backends.cudnn.flags(enabled=False):
+                return func(*args, **kwargs)
+        name, position = DROPOUT.get(func, ("", 0))
+        if name and (args[position] if len(args) > position else kwargs.get(name)):
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)

@@ -300,7 +300,7 @@ class FollowingContext:
             at = (
                 (plain != flat).nonzero().reshape(-1)
                 if plain is not flat
-                else torch.empty(0, dtype=torch.int64)
+                else torch.empty(0, dtype=torch.int64, device=flat.device)
             )
             own, hardly_heard, is_all = plain[at], is_hardly_heard(grid), False
         self.own(place[1], out, at, own, hardly_heard, is_all)

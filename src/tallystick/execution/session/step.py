@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism, ProtocolViolation
-from tallystick.execution.dispatch.capture import Capture, SpelledOutAttention
+from tallystick.execution.dispatch.capture import Capture, SpelledOut
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.rounding.leaves import LeafSites
@@ -146,9 +146,7 @@ class OpenStep:
         rounded = nullcontext() if leaves is None else leaves.rounding(self.context, self.number)
         observed = nullcontext() if observer is None else observer.micro_batch(number, self.context)
         on_device = self.session.state.tensors.device.type != "cpu"
-        spelled = (
-            SpelledOutAttention() if on_device else nullcontext()
-        )  # processors have no kernel that draws
+        spelled = SpelledOut() if on_device else nullcontext()  # processors have no kernel that draws
         with rounded, capture, spelled, self._autocast(enabled=True), observed:
             yield
         for name, state in _outside_generators().items():
