@@ -480,16 +480,25 @@ def test_the_gradient_of_a_convolutions_bias_is_a_sum_of_its_own(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("images", "side", "pieces"), [(7, 64, 7), (9, 32, 3), (4, 32, 1), (2, 96, 2)])
+@pytest.mark.parametrize(
+    ("images", "side", "kernel", "pieces"),
+    [(7, 64, 3, 7), (9, 32, 3, 3), (4, 32, 3, 1), (2, 96, 3, 2), (7, 64, 1, 1)],
+)
 def test_the_gradient_of_a_convolutions_weights_is_added_up_in_pieces(
-    images: int, side: int, pieces: int, transposed: bool
+    images: int, side: int, kernel: int, pieces: int, transposed: bool
 ) -> None:
-    """Of 4,096 results of a channel, of one image at least: kernels add all of them one by one in float32."""
+    """Of 4,096 results of a channel, of one image at least: kernels add all of them one by one in float32.
+
+    Those of one place are matrix products, which are not.
+    """
     generator = torch.Generator().manual_seed(5)
     gradient = torch.randn(images, 4, side, side, generator=generator)
     image = torch.randn(images, 2, side, side, generator=generator)
-    weight = torch.randn((2, 4, 3, 3) if transposed else (4, 2, 3, 3), generator=generator)
-    op, rest = A.convolution_backward.default, (None, [1, 1], [1, 1], [1, 1], transposed, [0, 0], 1)
+    weight = torch.randn((*((2, 4) if transposed else (4, 2)), kernel, kernel), generator=generator)
+    op, rest = (
+        A.convolution_backward.default,
+        (None, [1, 1], [kernel // 2] * 2, [1, 1], transposed, [0, 0], 1),
+    )
     asked = 0
 
     def counting(*args: Any) -> Any:
@@ -501,11 +510,12 @@ def test_the_gradient_of_a_convolutions_weights_is_added_up_in_pieces(
     arguments = (gradient, image, weight, *rest, [False, True, False])
     found = handler_for(op)(None, counting, arguments, {})[1]  # pyright: ignore[reportArgumentType]
 
-    at_once = max(1, 4096 // side**2)
+    at_once = max(1, 4096 // side**2) if kernel > 1 else images
     parts = zip(gradient.split(at_once), image.split(at_once), strict=True)
     sums = [op(g, x, weight, *rest, [False, True, False])[1].double() for g, x in parts]
     assert asked == pieces
     assert torch.equal(found, torch.stack(sums).sum(0).float())
+    assert pieces == 1 or not torch.equal(found, op(*arguments)[1]), "the whole batch at once gives others"
 
 
 # -- which calls are meant -----------------------------------------------------------------------

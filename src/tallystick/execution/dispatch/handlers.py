@@ -243,8 +243,8 @@ def _convolution_backward(func: Operator, args: Arguments) -> tuple[Tensor | Non
     """Return the gradients of input, weights and bias, those of the weights and of the bias added up in float64."""
     gradient, x, rest, mask = args[0], args[1], args[2:-1], args[-1]
     images = gradient.shape[0]
-    at_once = images
-    if gradient.dtype is torch.float32 and gradient.device.type == "cpu" and mask[1]:
+    at_once, places = images, math.prod(args[2].shape[2:])
+    if places > 1 and gradient.dtype is torch.float32 and gradient.device.type == "cpu" and mask[1]:
         at_once = max(1, PIECE // max(1, math.prod(gradient.shape[2:])))
     is_split = at_once < images
     whole = [mask[0], mask[1] and not is_split, False]
