@@ -526,3 +526,33 @@ def test_profiles_are_parsed_strictly() -> None:
         parse_profile("fast")
     with pytest.raises(InvalidInput, match="from 1 to 1024"):
         parse_profile("threads=0")
+
+
+@pytest.mark.parametrize("takes_all", [True, False])
+def test_a_loop_with_a_sparse_table_may_carry_its_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_all: bool
+) -> None:
+    """Or leave them: before, torch could not take the size of a gradient that is sparse until the optimizer takes it."""
+
+    def run() -> Any:
+        with tallystick.open_run(tmp_path / "run", policy="fp32", steps=4, checkpoint_every=4) as loop:
+            torch.manual_seed(2)
+            model = nn.Sequential(nn.Embedding(20, 4, sparse=True), nn.Flatten(), nn.ReLU(), nn.Linear(40, 3))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            loop.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+            for step in range(4):
+                rng = np.random.default_rng(step)
+                words, labels = (torch.from_numpy(rng.integers(0, *what)) for what in ((20, (8, 10)), (3, 8)))
+                with loop.step((words, labels)) as (x, y):
+                    if step % 2 == 0 or not takes_all:
+                        optimizer.zero_grad()
+                    loop.backward(CRITERION(model(x), y) / 2.0)
+                    if step % 2:
+                        optimizer.step()
+        return loop.result
+
+    monkeypatch.delenv(module.FOLLOW_VARIABLE, raising=False)
+    run()
+    monkeypatch.setenv(module.FOLLOW_VARIABLE, str(tmp_path / "run"))
+    found = run()
+    assert found.verdict == "match", found.first

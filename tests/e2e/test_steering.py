@@ -206,7 +206,7 @@ def test_flipped_gates_are_charged_with_what_they_do(
 def test_who_knows_the_limits_ends_within_them(steering: ModuleType, tmp_path: Path, policy: str) -> None:
     """Whoever measures what an auditor will can use the budgets up, and what that did is printed."""
     report, told = played(
-        steering, tmp_path, policy, audited=0.7, gates=True, gate_band=2, buffers=True, pull=30.0
+        steering, tmp_path, policy, audited=0.5, gates=True, gate_band=2, buffers=True, pull=30.0
     )
 
     assert told.moves > 0

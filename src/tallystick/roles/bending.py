@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage] # the only way to step out of a mode
 )
@@ -241,9 +241,9 @@ class Carried:
         """Note what is there before the step's first backward pass; of what is gone nothing is carried."""
         with torch.no_grad(), _disable_current_modes():  # no part of the step
             self.before = {
-                (Kind.GRADIENT, number): p.grad.clone()
+                (Kind.GRADIENT, number): gradient.clone()
                 for number, (_, p) in enumerate(session.parameters)
-                if p.grad is not None and bool(p.grad.any())
+                if (gradient := _gradient(p)) is not None and bool(gradient.any())
             }
         self.apart = {place: apart for place, apart in self.apart.items() if place in self.before}
 
@@ -252,7 +252,8 @@ class Carried:
         products = squares = size = 0.0
         pairs = list[tuple[Tensor, Tensor]]()
         for number, (name, p) in enumerate(session.parameters):
-            there = torch.zeros_like(p, dtype=torch.float64) if p.grad is None else p.grad.detach().double()
+            gradient = _gradient(p)
+            there = torch.zeros_like(p, dtype=torch.float64) if gradient is None else gradient.double()
             there = there - self.before.get((Kind.GRADIENT, number), torch.zeros_like(there))
             again = repeated.get(name, torch.zeros_like(there)).double()
             pairs.append((there, again))
@@ -294,7 +295,13 @@ def _values(session: Session, *, copied: bool) -> dict[str, Tensor]:
     before = session.open_step.slow.before()
     buffers = ((name, tensor) for name, tensor in session.tensors.all_buffers() if name in before)
     found = {name: tensor.clone() if copied else tensor for name, tensor in buffers}
-    return found | {name: p.grad.detach() for name, p in session.parameters if p.grad is not None}
+    gradients = ((name, _gradient(p)) for name, p in session.parameters)
+    return found | {name: gradient for name, gradient in gradients if gradient is not None}
+
+
+def _gradient(p: nn.Parameter) -> Tensor | None:
+    """Return a parameter's gradient with all its elements: of a table it may be sparse until the optimizer takes it."""
+    return None if p.grad is None else p.grad.detach().to_dense()
 
 
 def _square(x: Tensor | None, y: Tensor | None) -> float:
