@@ -13,8 +13,8 @@ HERE = Path(__file__).parent
 AVERAGED = str(HERE / "models" / "averaged_weights.py")
 
 
-@pytest.mark.parametrize(("job", "steps"), [("digits", 10), (AVERAGED, 12)])
-def test_a_run_and_its_audit_need_not_be_on_one_device(job: str, steps: int) -> None:
+@pytest.mark.parametrize(("job", "steps", "moves"), [("digits", 10, 1), (AVERAGED, 12, 0)])
+def test_a_run_and_its_audit_need_not_be_on_one_device(job: str, steps: int, moves: int) -> None:
     """Under jitter, so that the log moves roundings and all that follows of a move happens there too.
 
     Before, audits on a CUDA device ended in *not accepted* with the first move: an index was made on the processor.
@@ -28,4 +28,6 @@ def test_a_run_and_its_audit_need_not_be_on_one_device(job: str, steps: int) -> 
     assert [each["auditor"] for each in found] == ["elsewhere", "cpu"]
     for each in found:
         assert (each["verdict"], each["differing"]) == ("match", 0), each
-        assert each["moved"] > 0, each
+        assert each["moved"] >= moves, (
+            each
+        )  # a dozen of digits; of the other job two, which a processor may not have

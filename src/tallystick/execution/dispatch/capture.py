@@ -34,7 +34,7 @@ SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 CONVOLUTION: Operator = torch.ops.aten.convolution.default
 ADD: Operator = torch.ops.aten.add.Tensor
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-DROPOUT = {scaled_dot_product_attention: ("dropout_p", 4), multi_head_attention_forward: ("dropout_p", 10)}
+DROPOUT_AT = {scaled_dot_product_attention: 4, multi_head_attention_forward: 10}  # by position or name
 RECURRENT = {torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu}
 _HANDLERS: dict[Operator, Handler] = {}
 
@@ -95,8 +95,8 @@ class SpelledOut(TorchFunctionMode):
         if func in RECURRENT:
             with torch.backends.cudnn.flags(enabled=False):
                 return func(*args, **kwargs)
-        name, position = DROPOUT.get(func, ("", 0))
-        if name and (args[position] if len(args) > position else kwargs.get(name)):
+        position = DROPOUT_AT.get(func)
+        if position is not None and (args[position] if len(args) > position else kwargs.get("dropout_p")):
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
