@@ -535,7 +535,8 @@ def test_a_loop_with_a_sparse_table_may_carry_its_gradients(
     """Or leave them: before, torch could not take the size of a gradient that is sparse until the optimizer takes it."""
 
     def run() -> Any:
-        with tallystick.open_run(tmp_path / "run", policy="fp32", steps=4, checkpoint_every=4) as loop:
+        options = {"policy": "fp32", "steps": 4, "checkpoint_every": 4, "program": __file__}
+        with tallystick.open_run(tmp_path / "run", **options) as loop:
             torch.manual_seed(2)
             model = nn.Sequential(nn.Embedding(20, 4, sparse=True), nn.Flatten(), nn.ReLU(), nn.Linear(40, 3))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
