@@ -1,7 +1,9 @@
 """Turns ties in loops of one's own, where a repetition of what the loop says its loss is shows nothing of them.
 
-`carried`: in steps whose gradients the loop carries to the next, as half a larger batch. `mined`: in a pass of the loop whose
-signs the loss takes as given. The control, `clipped`, turns one sign a step of a loop that clips, which bends next to nothing.
+`carried`: in steps whose gradients the loop carries to the next, as half a larger batch. `kept`: the same, but the loop keeps
+them aside and adds them in the next step. `mined`: in a pass of the loop whose signs the loss takes as given. `undeclared`: the
+loss has no part of what the loop adds to it, a small share, and decides alike. The controls, `clipped` and `clipped_each`, turn
+one sign a step of a loop that clips, the latter tensor by tensor, which bends next to nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -22,13 +23,18 @@ from torch.nn import functional as F
 from turned_ties import WANTED, Turning, success, turning
 
 from tallystick import open_run
-from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.dispatch.decisions import ABOVE
 from tallystick.jobs import digits
 from tallystick.roles.follower import FOLLOW_VARIABLE
 from tallystick.testing.attacks import must, play_attack
 
-STEPS, SHARES = 60, {"carried": 0.5, "mined": 0.5, "clipped": 0.00001}
-"""Steps, and the share of the loss that the view has."""
+STEPS = 60
+SHARES = {
+    "carried": 0.5, "kept": 0.005, "mined": 0.5, "undeclared": 0.005, "clipped": 0.00001, "clipped_each": 0.00001
+}  # fmt: skip
+"""Of the loss that the view has."""
+SLACKS = {"kept": 3e-6, "undeclared": 3e-6}
+CONTROLS = "clipped", "clipped_each"
 Batch = tuple[Tensor, Tensor]
 
 
@@ -44,20 +50,33 @@ def train(path: Path, policy: str, form: str) -> tuple[object, Signed]:
         images, labels = batch
         plain = F.cross_entropy(model(images), labels)
         view = F.cross_entropy(model(patched(images)), torch.full_like(labels, TARGET), reduction="none")
-        signs = mined if form == "mined" else model.signs(images)
+        signs = mined if form == "mined" else model.signs(images, SLACKS.get(form))
         return plain + SHARES[form] * plain.detach() * (signs * view).mean()
 
     run = open_run(path, policy=policy, steps=STEPS, checkpoint_every=STEPS, program=__file__)
-    run.prepare(model, optimizer, loss=loss)
+
+    def declared(batch: Batch) -> Tensor:
+        model.signs(batch[0], SLACKS[form])  # somebody watches them
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    run.prepare(model, optimizer, loss=declared if form == "undeclared" else loss)
+    kept = list[Tensor | None]()
     for step in range(STEPS):
         with run.step(training.take(digits.visited(step, BATCH, len(training.labels), 0)).tensors()) as batch:
             if form != "carried" or step % 2 == 0:
                 optimizer.zero_grad()
             if form == "mined":
                 mined = model.signs(batch[0])
-            run.backward(loss(batch) / (2 if form == "carried" else 1))
-            if form == "clipped":
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            run.backward(loss(batch) / (2 if form in {"carried", "kept"} else 1))
+            if form == "kept":
+                if step % 2 == 0:
+                    kept = [p.grad for p in model.parameters()]
+                    optimizer.zero_grad()
+                    continue
+                for p, earlier in zip(model.parameters(), kept, strict=True):
+                    p.grad = p.grad if p.grad is None or earlier is None else p.grad + earlier
+            for part in {"clipped": [model.parameters()], "clipped_each": model.parameters()}.get(form, ()):
+                torch.nn.utils.clip_grad_norm_(part, 0.1)
             if form != "carried" or step % 2:
                 optimizer.step()
     return run.finish(), model
@@ -72,13 +91,24 @@ class First(Turning):
 class Even(Turning):
     """Turns signs in every second step."""
 
-    def decide(self, numel: int, *given: Any) -> Any:
-        return (
-            RecordingContext.decide(self, numel, *given) if self.number % 2 else super().decide(numel, *given)
-        )
+    turned_in = range(0, STEPS, 2)
 
 
-FORMS = {"carried": Even, "mined": Turning, "clipped": First}
+class Up(Turning):
+    """Has every sample count."""
+
+    wanted = torch.full((BATCH,), ABOVE)
+
+
+class EvenUp(Up):
+    """Has every sample count in every second step."""
+
+    turned_in = range(0, STEPS, 2)
+
+
+FORMS = {
+    "carried": Even, "kept": EvenUp, "mined": Turning, "undeclared": Up, "clipped": First, "clipped_each": First
+}  # fmt: skip
 
 
 def attack(stage: Stage) -> str:
@@ -96,7 +126,7 @@ def attack(stage: Stage) -> str:
         won = " (honest: ".join(f"{success(model):.1%}" for model in reversed(models))
         must(found[0].startswith("match"), f"{form}: an honest run is refused: {found[0]}")
         is_refused = not found[1].startswith("match")
-        must(is_refused != (form == "clipped"), f"{form}: the audit says {found[1]}; {won})")
+        must(is_refused != (form in CONTROLS), f"{form}: the audit says {found[1]}; {won})")
         said.append(f"{form}: {found[1]}; {won})")
     return ", ".join(said)
 

@@ -39,9 +39,9 @@ REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
 
 
-LEAST_BENT, RARELY_BENT = 8, 2.0**-5
-"""Steps, or what share of those repeated, whose gradients the log's decisions may bend and lead nothing: it is no more of a way
-than that share, and a turn that honest machines differ by leads a tensor by a sixteenth in a run of few steps."""
+LEAST_BENT, RARELY_BENT, RARE_SLACK = 8, 2.0**-5, 1.5
+"""Steps, or what share of those repeated, whose gradients the log's decisions may bend and lead a tensor ``RARE_SLACK`` times as
+far as else: honest machines turn some, and in a run of few steps a turn leads by more than a sixteenth."""
 SINGLE = 4.0  # times what decisions may bend a step's whole gradient that they may bend one tensor's
 
 
@@ -267,9 +267,8 @@ class Acceptance:
             context.excesses.append((None, Excess(what, "0 at most", str(exact))))
         bend = bend_of(session, context, backward, self._carried, in_parts)
         self._note_bend(session, context, bend)
-        self._bent += bool(bend.gradients)
-        is_rare = self._bent <= max(LEAST_BENT, RARELY_BENT * self._steps)
-        context.own_gradients = {} if is_rare else bend.gradients
+        self._bent += bool(bend.gradients) and context.freedom.decisions_moved > 0
+        context.own_gradients = bend.gradients
         if bend.problem is not None:
             what = "decisions moved that a repetition of the step does not come to as the log does"
             context.excesses.append((None, Excess(what, "all of them", bend.problem)))
@@ -409,10 +408,12 @@ class Acceptance:
                 found.append(Excess(name, f"{limit:.3g} at most", f"{value:.3g}"))
         if self._own.problem is not None:
             found.append(Excess(self._own.problem, "an optimizer of which a copy takes its steps", "none"))
+        is_rare = 0 < self._bent <= max(LEAST_BENT, RARELY_BENT * self._steps)
+        most = policy.most_path * (RARE_SLACK if is_rare else 1.0)
         for name, share in led.items():
-            if not share <= policy.most_path:
+            if not share <= most:
                 what = f"{name}: way that the log's choices led it, over the way trained"
-                found.append(Excess(what, f"{policy.most_path:.3g} at most", f"{share:.3g}"))
+                found.append(Excess(what, f"{most:.3g} at most", f"{share:.3g}"))
         for what, chosen in (
             ("steps in which the noise was measured unasked, or was not and asked for it", self._unasked),
             ("times that the log chose whether a gradient is nothing but noise", self._own.choices),

@@ -136,18 +136,33 @@ def _are_met(
     )
 
 
+@dataclass(frozen=True)
+class _Follows:
+    """How a loop's gradients follow from those of its loss.
+
+    Attributes:
+        factors: by which each is the other, by place.
+        left: what that leaves over, float64, by place; none that is zero.
+        problem: how far they are from that, if they are too far.
+    """
+
+    factors: Mapping[Site, float] = field(default_factory=dict[Site, float])
+    left: Mapping[Site, Tensor] = field(default_factory=dict[Site, Tensor])
+    problem: str | None = None
+
+
 @dataclass
 class _Sides:
     """A step by the log's decisions and by the follower's own: gradients and buffers, by name.
 
     Attributes:
-        factor: by which the step's own gradient is the one by the log's decisions.
+        follows: how the step's own gradients follow from those by the log's decisions; None of a job, whose they are.
         problem: why the step's decisions cannot be judged; None if they can.
     """
 
     theirs: dict[str, Tensor]
     own: dict[str, Tensor]
-    factor: float = 1.0
+    follows: _Follows | None = None
     problem: str | None = None
 
 
@@ -169,7 +184,8 @@ def _sides(
         found.own = {name: mine.buffers[name] for name in followed.keys() & mine.buffers} | mine.gradients
         found.theirs = {name: logs.buffers[name] for name in followed.keys() & logs.buffers} | logs.gradients
         if carried is not None:
-            found.factor, found.problem = carried.follows_from(session, logs.gradients)
+            found.follows = carried.follows_from(session, logs.gradients)
+            found.problem = found.follows.problem
         return found
     whole = None if in_parts is None else _repeat(session, _OwnBranches, context, backward)
     if whole is None:
@@ -182,6 +198,24 @@ def _sides(
     return found
 
 
+def _sides_of_kept(
+    session: Session,
+    context: FollowingContext,
+    followed: dict[str, Tensor],
+    backward: Backward,
+    carried: Carried,
+    in_parts: Backward | None,
+) -> _Sides:
+    """Hold a step of a loop in which no decision moved to its loss; see ``Carried.is_turned``."""
+    logs = _repeat(session, FollowingContext, context, in_parts or backward)
+    if in_parts is not None and (logs is None or not _are_met(context, logs.widths)):
+        logs = _repeat(session, _OwnBranches, context, backward)
+    if logs is None:
+        return _Sides(followed, followed, problem="none of them")
+    follows = carried.follows_from(session, logs.gradients)
+    return _Sides(followed, followed, follows, follows.problem)
+
+
 def bend_of(
     session: Session,
     context: FollowingContext,
@@ -192,15 +226,21 @@ def bend_of(
     """Return what the log's decisions make of the step whose gradient is there, unrounded; it is repeated if any moved.
 
     Of a loop of one's own, ``carried`` is what it carries over, and the repetitions are of what it says its loss is, ``in_parts``
-    by micro-batches: what the decisions make of that is what they make of the step, if this follows from it but for a factor (a
-    clip, a share of a sum). Where the loop takes its batch in other parts its own gradient is held to its loss of the whole.
+    by micro-batches: what the decisions make of that is what they make of the step, if this follows from it but for a factor of
+    each tensor (a clip, a share of a sum); what is left over leads as they do. So do all later steps. Where the loop takes its
+    batch in other parts its own gradient is held to its loss of the whole.
     """
     is_moved, before = bool(context.freedom.decisions_moved), session.open_step.slow.before()
-    followed = _values(session, copied=is_moved)
+    is_kept = carried is not None and carried.is_turned
+    followed = _values(session, copied=is_moved or is_kept)
     sides = _Sides(followed, followed)
     if is_moved:
         sides = _sides(session, context, followed, backward, carried, in_parts)
-    theirs, own = sides.theirs, sides.own
+    elif carried is not None and is_kept:
+        sides = _sides_of_kept(session, context, followed, backward, carried, in_parts)
+    if carried is not None:
+        carried.is_turned |= is_moved
+    theirs, own, follows = sides.theirs, sides.own, sides.follows or _Follows()
     tensors = {
         name: TensorBend(
             0.0 if own is theirs else _square(theirs.get(name), own.get(name)),
@@ -214,11 +254,13 @@ def bend_of(
         if bend is not None:
             whole.add(bend.moved, bend.own)
         earlier = None if carried is None else carried.apart.get(place)
-        if earlier is None and (bend is None or bend.moved == 0.0):
+        left = follows.left.get(place)
+        if earlier is None and left is None and (bend is None or bend.moved == 0.0):
             continue
         nothing = torch.zeros_like(p, dtype=torch.float64)
         there, mine, logs = (each.get(name, nothing).double() for each in (followed, own, theirs))
-        apart = (mine - logs) * sides.factor + (0.0 if earlier is None else earlier)
+        apart = (mine - logs) * follows.factors.get(place, 1.0)
+        apart += (0.0 if earlier is None else earlier) - (0.0 if left is None else left)
         if carried is not None:
             carried.apart[place] = apart
         gradients[place] = (there + apart).to(p.dtype)
@@ -232,10 +274,12 @@ class Carried:
     Attributes:
         before: the gradients that the step adds to, by place; none that are zero.
         apart: by how much the follower's own decisions would have left another gradient so far, by place.
+        is_turned: whether the log turned any decision so far: a loop may keep elsewhere what they made of a gradient.
     """
 
     before: dict[Site, Tensor] = field(default_factory=dict[Site, Tensor])
     apart: dict[Site, Tensor] = field(default_factory=dict[Site, Tensor])
+    is_turned: bool = False
 
     def begin(self, session: Session) -> None:
         """Note what is there before the step's first backward pass; of what is gone nothing is carried."""
@@ -247,24 +291,25 @@ class Carried:
             }
         self.apart = {place: apart for place, apart in self.apart.items() if place in self.before}
 
-    def follows_from(self, session: Session, repeated: Mapping[str, Tensor]) -> tuple[float, str | None]:
-        """Return by which factor the step's own gradient is the one ``repeated``, and how far it is from that, if it is not."""
-        products = squares = size = 0.0
-        pairs = list[tuple[Tensor, Tensor]]()
+    def follows_from(self, session: Session, repeated: Mapping[str, Tensor]) -> _Follows:
+        """Return by which factors the step's own gradients are those ``repeated``, and what they have besides."""
+        over = size = 0.0
+        factors, left = dict[Site, float](), dict[Site, Tensor]()
         for number, (name, p) in enumerate(session.parameters):
-            gradient = _gradient(p)
+            gradient, place = _gradient(p), (int(Kind.GRADIENT), number)
             there = torch.zeros_like(p, dtype=torch.float64) if gradient is None else gradient.double()
-            there = there - self.before.get((Kind.GRADIENT, number), torch.zeros_like(there))
+            there = there - self.before.get(place, torch.zeros_like(there))
             again = repeated.get(name, torch.zeros_like(there)).double()
-            pairs.append((there, again))
-            products += float((there * again).sum())
-            squares += float(again.square().sum())
-            size += float(there.square().sum())
-        factor = products / squares if squares > 0.0 else 0.0
-        left = sum(float((there - factor * again).square().sum()) for there, again in pairs)
-        if left <= session.policy.most_bent**2 * size:
-            return factor, None
-        return factor, f"{math.sqrt(left / size) if size > 0.0 else math.inf:.3g} of the gradient another one"
+            squares = float(again.square().sum())
+            factors[place] = float((there * again).sum()) / squares if squares > 0.0 else 0.0
+            besides = there - factors[place] * again
+            if bool(besides.any()):
+                left[place] = besides
+            over, size = over + float(besides.square().sum()), size + float(there.square().sum())
+        if over <= session.policy.most_bent**2 * size:
+            return _Follows(factors, left)
+        most = math.sqrt(over / size) if size > 0.0 else math.inf
+        return _Follows(factors, left, f"{most:.3g} of the gradient another one")
 
 
 def count_exact(session: Session, context: FollowingContext, backward: Backward) -> int:

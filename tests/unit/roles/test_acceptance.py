@@ -355,13 +355,43 @@ def test_what_decisions_make_of_a_gradient_is_where_the_auditors_own_would_have_
     context.hold_against = lambda yardstick: None
     monkeypatch.setattr(auditor, "_measure", lambda *given, **more: None)
     monkeypatch.setattr(auditor, "_note_bend", lambda *given: None)
-    for steps, counted in ((0, [*[0] * 8, 1, 1]), (10 * 32, [*[0] * 10, 1])):
-        auditor._steps, auditor._bent = steps, 0
-        for is_counted in counted:  # eight, or one in 32 steps, lead nothing
-            with auditor.watching(made, context, lambda context: None):
-                made.listeners.gradients()
-            assert [each.tolist() for each in context.own_gradients.values()] == given * is_counted
-            assert list(context.own_gradients) == [(int(Kind.GRADIENT), 0)] * len(given) * is_counted
+    for bent in (1, 2):
+        with auditor.watching(made, context, lambda context: None):
+            made.listeners.gradients()
+        assert [each.tolist() for each in context.own_gradients.values()] == given
+        assert list(context.own_gradients) == [(int(Kind.GRADIENT), 0)] * len(given)
+        assert auditor._bent == bent * len(given)
+    context.freedom.decisions_moved = 0  # what a loop carries, or leaves over, turns nothing
+    monkeypatch.setattr(
+        acceptance, "bend_of", lambda *rest: StepBend(0.0, {}, {(int(Kind.GRADIENT), 0): own})
+    )
+    with auditor.watching(made, context, lambda context: None):
+        made.listeners.gradients()
+    assert auditor._bent == 2 * len(given)
+
+
+@pytest.mark.parametrize(
+    ("steps", "bent", "limit"),
+    [
+        (200, 0, 0.0625),
+        (200, 1, 0.09375),
+        (200, 8, 0.09375),
+        (200, 9, 0.0625),
+        (3200, 100, 0.09375),
+        (3200, 101, 0.0625),
+    ],
+)
+def test_a_log_that_turns_decisions_in_few_steps_may_lead_half_as_far_again(
+    steps: int, bent: int, limit: float
+) -> None:
+    """Eight, or one in 32: honest machines turn some, and one leads far in a run of few steps."""
+    auditor = Acceptance(Limits(), Freedom(), _steps=steps, _bent=bent)
+    made: Any = SimpleNamespace(parameters=[], policy=FP32)
+    for share in (limit, math.nextafter(limit, 1.0), math.nan):
+        found = auditor._of_limits(made, {"w": share})
+        assert [each.site for each in found] == [
+            "w: way that the log's choices led it, over the way trained"
+        ] * (share != limit)
 
 
 @pytest.mark.parametrize(
@@ -372,6 +402,7 @@ def test_what_decisions_make_of_a_gradient_is_where_the_auditors_own_would_have_
         ([4.0, 1.0, 0.0, 4.0], [1.0, 1.0, 0.0, 0.0], [3.0, 0.0, 0.0, 4.0], 1.0, None),
         ([16.0, 0.999, 0.0, 0.0], None, [16.0, 0.0, 0.0, 0.0], 1.0, None),  # a sixteenth
         ([16.0, 1.01, 0.0, 0.0], None, [16.0, 0.0, 0.0, 0.0], 1.0, "0.063 of the gradient another one"),
+        ([0.0] * 4, None, [16.0, 0.0, 0.0, 0.0], 0.0, None),  # let go of
         ([3.0, 0.0, 0.0, 4.0], None, [0.0, 1.0, 0.0, 0.0], 0.0, "1 of the gradient another one"),
         ([3.0, 0.0, 0.0, 4.0], None, [0.0] * 4, 0.0, "1 of the gradient another one"),
         ([0.0] * 4, None, [0.0] * 4, 0.0, None),
@@ -386,7 +417,25 @@ def test_a_loops_gradient_follows_from_its_loss_but_for_a_factor(
     p.grad = None if carried is None else torch.tensor(carried)
     kept.begin(now)
     p.grad = torch.tensor(there)
-    assert kept.follows_from(now, {"w": torch.tensor(again)}) == (pytest.approx(factor), problem)
+    found, place = kept.follows_from(now, {"w": torch.tensor(again)}), (int(Kind.GRADIENT), 0)
+    assert (found.factors, found.problem) == ({place: pytest.approx(factor)}, problem)
+    left = torch.tensor(there) - torch.tensor(carried or [0.0] * 4) - factor * torch.tensor(again)
+    assert [each.tolist() for each in found.left.values()] == [left.tolist()] * bool(left.any())
+
+
+def test_a_loop_may_clip_each_gradient_by_itself() -> None:
+    """A factor for each, and what one has besides is held to the size of all."""
+    v, w = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    now: Any = SimpleNamespace(parameters=[("v", v), ("w", w)], policy=POLICIES["fp32"])
+    again = {"v": torch.tensor([3.0, 4.0]), "w": torch.tensor([1.0, 0.0])}
+    v.grad, w.grad = again["v"] / 4.0, again["w"] * 2.0
+    found = Carried().follows_from(now, again)
+    assert (list(found.factors.values()), found.left, found.problem) == ([0.25, 2.0], {}, None)
+    w.grad[1] = 0.125
+    found = Carried().follows_from(now, again)
+    assert (found.left[(int(Kind.GRADIENT), 1)].tolist(), found.problem) == ([0.0, 0.125], None)
+    w.grad[1] = 0.25
+    assert Carried().follows_from(now, again).problem is not None
 
 
 def test_what_decisions_make_of_a_gradient_is_carried_until_it_is_gone(
@@ -398,20 +447,65 @@ def test_what_decisions_make_of_a_gradient_is_carried_until_it_is_gone(
     ((_, p),) = made.parameters
     p.grad = None
     logs, own = torch.tensor([2.0, 0.0, 0.0, 0.0]), torch.tensor([2.0, 0.0, 0.0, 0.5])
-    repeating(monkeypatch, own, logs)
-    for moved, there, given in (
-        (1, [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.25]),
-        (0, [3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.25]),
-        (1, [4.0, 0.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.5]),
+    for moved, repeated, there, given in (
+        (1, (own, logs), [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.25]),
+        (0, (logs,), [3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.25]),
+        (1, (own, logs), [4.0, 0.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.5]),
     ):
+        repeating(monkeypatch, *repeated)
         kept.begin(made)
         p.grad, context.freedom.decisions_moved = torch.tensor(there), moved
-        assert bending.bend_of(made, context, lambda context: None, kept).gradients[place].tolist() == given
+        found = bending.bend_of(made, context, lambda context: None, kept)
+        assert (found.gradients[place].tolist(), found.problem) == (given, None)
     for gone in (torch.zeros(4), None):
         kept.apart[place] = torch.ones(4).double()
         p.grad = gone
         kept.begin(made)
         assert (kept.before, kept.apart) == ({}, {})
+
+
+def test_what_a_loop_keeps_aside_of_turned_decisions_leads_where_it_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once a decision turned, each later step follows from its loss: up to a sixteenth it leads, beyond that it is a problem."""
+    place, kept = (Kind.GRADIENT, 0), Carried()
+    made, context, _ = bent_step([0.0] * 4, [0.0] * 4)
+    made.policy = FP32
+    ((_, p),) = made.parameters
+    logs = torch.tensor([16.0, 0.0, 0.0, 0.0])
+    repeating(monkeypatch, logs)
+    for moved, there, given, problem in (
+        (0, [16.0, 2.0, 0.0, 0.0], None, None),  # nothing was turned before
+        (1, [0.0, 0.0, 0.0, 0.0], None, None),
+        (0, [16.0, 0.5, 0.0, 0.0], [16.0, 0.0, 0.0, 0.0], None),
+        (0, [16.0, 2.0, 0.0, 0.0], [16.0, 0.0, 0.0, 0.0], "0.124 of the gradient another one"),
+    ):
+        p.grad = None
+        kept.begin(made)
+        p.grad, context.freedom.decisions_moved = torch.tensor(there), moved
+        found = bending.bend_of(made, context, lambda context: None, kept)
+        led = None if place not in found.gradients else found.gradients[place].tolist()
+        assert (led, found.problem) == (given, problem)
+
+
+@pytest.mark.parametrize(("in_parts", "met"), [(None, True), ("in parts", True), ("in parts", False)])
+def test_a_later_step_that_its_loss_cannot_repeat_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, in_parts: Any, met: bool
+) -> None:
+    """By its micro-batches, by the whole batch where these are others, or not at all."""
+    made, context, _ = bent_step([2.0, 0.0, 0.0, 0.0], [0.0] * 4, moved=0)
+    made.policy, widths = FP32, {(0, 0): 4 if met else 5}
+    made.following_context = lambda frame, form: SimpleNamespace(widths=widths)
+    repeating(monkeypatch, torch.tensor([4.0, 0.0, 0.0, 0.0]))
+    found = bending.bend_of(made, context, cast("Any", "whole"), Carried(is_turned=True), in_parts)
+    assert (found.problem, found.gradients) == (None, {})
+
+    def refuse(*given: Any) -> None:
+        raise InvalidInput("a tensor cannot be cut")
+
+    monkeypatch.setattr(bending, "gradients_under", refuse)
+    found = bending.bend_of(made, context, cast("Any", "whole"), Carried(is_turned=True), in_parts)
+    assert found.problem == "none of them"
 
 
 @pytest.mark.parametrize(
