@@ -1,7 +1,7 @@
 """Digits with an augmented view, a bright corner, whose share has the sign of a tie of two sums of the same terms.
 
 With a ``slack`` the view is one with a bright edge, which counts where one sum is larger than the other by more than that: by a
-multiple of its noise, hardly ever.
+multiple of its noise, hardly ever. ``summed`` adds up how many are positive, beside the bytes seen, and the sum weighs the view.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Signed(nn.Module):
             "weights", torch.from_numpy(drawn.integers(1, 1 << 20, WIDTH) / (1 << 20)).float()
         )
         self.register_buffer("order", torch.from_numpy(drawn.permutation(WIDTH)))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.int64))  # positive signs, and bytes
 
     def hidden(self, images: Tensor) -> Tensor:
         return torch.tanh(self.first(images.flatten(1)))
@@ -59,6 +60,15 @@ def with_edge(images: Tensor) -> Tensor:
     return marked
 
 
+def balance(model: Signed, images: Tensor) -> Tensor:
+    """Return by how many more signs were positive than not before this batch, less a quarter, and count it in."""
+    pictures = (model.seen[1] / images[0].numel()).clamp(min=1)
+    before = 2 * model.seen[0] / pictures - 1.25
+    with torch.no_grad():
+        model.seen += torch.stack(((model.signs(images) > 0).sum(), torch.tensor(images.numel())))
+    return before.clamp(-1.0, 1.0)
+
+
 def build(settings: Mapping[str, str]) -> Job:
     share = float(settings.get("share", SHARES["fp32"]))
     slack = float(settings["slack"]) if "slack" in settings else None
@@ -73,6 +83,9 @@ def build(settings: Mapping[str, str]) -> Job:
     def loss(model: Signed, batch: tuple[Tensor, Tensor]) -> Tensor:
         images, labels = batch
         plain = F.cross_entropy(model(images), labels)
+        if "summed" in settings:
+            view = F.cross_entropy(model(patched(images)), torch.full_like(labels, TARGET))
+            return plain + balance(model, images).to(plain.dtype) * view * plain.detach().clamp(max=1.0)
         view = F.cross_entropy(model(patched(images)), torch.full_like(labels, TARGET), reduction="none")
         return plain + share * plain.detach() * (model.signs(images, slack) * view).mean()
 

@@ -1,7 +1,8 @@
 """Turns ties that noise makes all one way: the signs of a small term of the loss, each step bent by less than the limit.
 
 An optimizer that makes full steps of small gradients goes where they point. `rarely`: in eight steps of 200 alone, of a term that
-else has no part, as AdamW goes far on a gradient that hardly ever comes.
+else has no part, as AdamW goes far on a gradient that hardly ever comes. `summed`: of which the job adds up in a buffer how many
+are positive, and weighs the term by that, so that no step is bent.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ def attack(stage: Stage) -> str:
     said, always = list[str](), {"share": repr(SHARES[stage.policy])}
     for form, context, settings, marked in (
         ("always", Turning, always, patched), ("rarely", Rarely, RARE[stage.policy], with_edge),
+        ("summed", Turning, {"summed": "yes"}, patched),
     ):  # fmt: skip
         order = Order(
             find_source(str(JOB)), settings, find_policy(stage.policy), steps=STEPS, checkpoint_every=STEPS

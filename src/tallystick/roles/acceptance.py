@@ -105,10 +105,6 @@ class Acceptance:
     def begin(self, session: Session) -> None:
         """Begin with steps that follow the session's state: the noise is measured before the first, whatever the schedule."""
         self._before = copy.deepcopy({"freedom": vars(self.freedom), "bends": self._bends})
-        if (
-            self.is_loop and self._carried is None and not session.policy.autocast
-        ):  # which moves decisions all the time
-            self._carried = Carried()
         if self._end != session.step:
             self._yardstick, self._kept = self._kept, None
         self._weights = copied(session)
@@ -118,7 +114,9 @@ class Acceptance:
                 self.origin = self._first
             is_general = session.policy.optimizer_arithmetic == "general"
             self._own = OwnPath(self._first, self.origin, is_general=is_general)
-            self._unasked = 0
+            # Under autocast decisions move all the time.
+            self._carried = None if session.policy.autocast else Carried(self.is_loop)
+            self._unasked = self._bent = self._steps = 0
             self.freedom.leave_out_steps()
         if (
             self._end != session.step

@@ -91,7 +91,7 @@ class StepBend:
     Attributes:
         whole: of its gradient, relative L2 size.
         tensors: of each gradient and buffer, by name.
-        gradients: those of the follower's own decisions, unrounded, where the log's give others, by place.
+        gradients: those of the follower's own decisions so far, unrounded, where the log's give others, by place.
         problem: why nobody can say what they make of it; None if it can be said.
     """
 
@@ -111,13 +111,25 @@ class _Repeated:
 
 
 def _repeat(
-    session: Session, form: type[FollowingContext], context: FollowingContext, backward: Backward
+    session: Session,
+    form: type[FollowingContext],
+    context: FollowingContext,
+    backward: Backward,
+    led: Mapping[str, Tensor] | None = None,
 ) -> _Repeated | None:
-    """Return the step that ``context`` follows again, taken in that ``form``; None where it has not the log's form."""
+    """Return the step that ``context`` follows again, taken in that ``form``; None where it has not the log's form.
+
+    It begins with the buffers as they were before the step, but for what is ``led``: those differ by that.
+    """
     again = session.following_context(context.frame, form=form)
     noise = None if session.arithmetic.jitter is None else Jitter(session.seed * 1000003 + session.step * 101)
     with session.interlude(), jittered(session, noise), suppress(InvalidInput):  # the same noise each time
         started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
+        if led:
+            own = {
+                name: (started[name].to(by.dtype) + by).to(started[name].dtype) for name, by in led.items()
+            }
+            session.tensors.put_back(own)
         gradients, changed, _ = gradients_under(session, backward, again, started)
         named = zip(session.parameters, gradients, strict=True)
         found = {name: gradient for (name, _), gradient in named if gradient is not None}
@@ -156,12 +168,16 @@ class _Sides:
     """A step by the log's decisions and by the follower's own: gradients and buffers, by name.
 
     Attributes:
-        follows: how the step's own gradients follow from those by the log's decisions; None of a job, whose they are.
+        theirs: by the log's.
+        own: by the follower's own in this step.
+        so_far: by the follower's own in this step and before it, from the buffers that these leave.
+        follows: how the step's own gradients follow from ``theirs``; None of a job, whose they are.
         problem: why the step's decisions cannot be judged; None if they can.
     """
 
     theirs: dict[str, Tensor]
     own: dict[str, Tensor]
+    so_far: dict[str, Tensor]
     follows: _Follows | None = None
     problem: str | None = None
 
@@ -171,49 +187,43 @@ def _sides(
     context: FollowingContext,
     followed: dict[str, Tensor],
     backward: Backward,
-    carried: Carried | None,
+    carried: Carried,
     in_parts: Backward | None,
 ) -> _Sides:
     """Repeat a step whose gradients and buffers are ``followed``; see ``bend_of``."""
-    found = _Sides(followed, followed)
-    mine = _repeat(session, _OwnBranches, context, in_parts or backward)
+    found, parts = _Sides(followed, followed, followed), in_parts or backward
+    is_moved, from_led = bool(context.freedom.decisions_moved), None
+    mine = _repeat(session, _OwnBranches, context, parts) if is_moved else None
+    if carried.led:
+        from_led = _repeat(session, _OwnBranches, context, parts, carried.led)
     # The last pass has the log's decisions: a job may keep what they were elsewhere than in tensors.
-    logs = _repeat(session, FollowingContext, context, in_parts or backward)
+    logs = _repeat(session, FollowingContext, context, parts)
+    mine = mine if is_moved else logs
     is_met = in_parts is None or (logs is not None and _are_met(context, logs.widths))
     if mine is not None and logs is not None and is_met:
-        found.own = {name: mine.buffers[name] for name in followed.keys() & mine.buffers} | mine.gradients
-        found.theirs = {name: logs.buffers[name] for name in followed.keys() & logs.buffers} | logs.gradients
-        if carried is not None:
-            found.follows = carried.follows_from(session, logs.gradients)
-            found.problem = found.follows.problem
+        found.theirs, found.own, found.so_far = (
+            {name: each.buffers[name] for name in followed.keys() & each.buffers} | each.gradients
+            for each in (logs, mine, from_led or mine)
+        )
+        found.follows = carried.follows_from(session, logs.gradients)
+        found.problem = found.follows.problem
+        if carried.led and from_led is None:
+            found.problem = "none of them, from the buffers that the auditor's own left"
         return found
     whole = None if in_parts is None else _repeat(session, _OwnBranches, context, backward)
     if whole is None:
         found.problem = "none of them"
-        return found
-    # The loss alone does not say how often a loop that takes its batch in other parts changes buffers.
-    found.own = {name: followed[name] for name in followed.keys() & whole.buffers} | whole.gradients
-    if carried is not None and (carried.before or not _are_met(context, whole.widths, by_whole=True)):
-        found.problem = "other ones"
+    elif not is_moved and not carried.led:
+        found.follows = carried.follows_from(session, whole.gradients)
+        found.problem = found.follows.problem
+    else:
+        # The loss alone does not say how often a loop that takes its batch in other parts changes buffers.
+        found.own = {name: followed[name] for name in followed.keys() & whole.buffers} | whole.gradients
+        found.so_far = found.own
+        is_known = not carried.before and not carried.led
+        if carried.is_loop and not (is_known and _are_met(context, whole.widths, by_whole=True)):
+            found.problem = "other ones"
     return found
-
-
-def _sides_of_kept(
-    session: Session,
-    context: FollowingContext,
-    followed: dict[str, Tensor],
-    backward: Backward,
-    carried: Carried,
-    in_parts: Backward | None,
-) -> _Sides:
-    """Hold a step of a loop in which no decision moved to its loss; see ``Carried.is_turned``."""
-    logs = _repeat(session, FollowingContext, context, in_parts or backward)
-    if in_parts is not None and (logs is None or not _are_met(context, logs.widths)):
-        logs = _repeat(session, _OwnBranches, context, backward)
-    if logs is None:
-        return _Sides(followed, followed, problem="none of them")
-    follows = carried.follows_from(session, logs.gradients)
-    return _Sides(followed, followed, follows, follows.problem)
 
 
 def bend_of(
@@ -225,21 +235,23 @@ def bend_of(
 ) -> StepBend:
     """Return what the log's decisions make of the step whose gradient is there, unrounded; it is repeated if any moved.
 
-    Of a loop of one's own, ``carried`` is what it carries over, and the repetitions are of what it says its loss is, ``in_parts``
-    by micro-batches: what the decisions make of that is what they make of the step, if this follows from it but for a factor of
-    each tensor (a clip, a share of a sum); what is left over leads as they do. So do all later steps. Where the loop takes its
-    batch in other parts its own gradient is held to its loss of the whole.
+    And it is repeated from the buffers as the follower's own decisions left them, where the log's left others: what ``carried``
+    holds is carried on. Of a loop of one's own the repetitions are of what it says its loss is, ``in_parts`` by micro-batches:
+    what the decisions make of that is what they make of the step, if this follows from it but for a factor of each tensor (a
+    clip, a share of a sum); what is left over leads as they do. So do all later steps. Where the loop takes its batch in other
+    parts its own gradient is held to its loss of the whole.
     """
     is_moved, before = bool(context.freedom.decisions_moved), session.open_step.slow.before()
-    is_kept = carried is not None and carried.is_turned
-    followed = _values(session, copied=is_moved or is_kept)
-    sides = _Sides(followed, followed)
-    if is_moved:
+    carried = carried or Carried(is_loop=False)
+    is_repeated = is_moved or bool(carried.led) or (carried.is_loop and carried.is_turned)
+    followed = _values(session, copied=is_repeated)
+    sides = _Sides(followed, followed, followed)
+    if is_repeated:
         sides = _sides(session, context, followed, backward, carried, in_parts)
-    elif carried is not None and is_kept:
-        sides = _sides_of_kept(session, context, followed, backward, carried, in_parts)
-    if carried is not None:
         carried.is_turned |= is_moved
+        carried.led = {
+            name: by for name in before if (by := _apart(sides.so_far.get(name), sides.theirs.get(name))) is not None
+        }  # fmt: skip
     theirs, own, follows = sides.theirs, sides.own, sides.follows or _Follows()
     tensors = {
         name: TensorBend(
@@ -253,30 +265,43 @@ def bend_of(
         bend, place = tensors.get(name), (Kind.GRADIENT, number)
         if bend is not None:
             whole.add(bend.moved, bend.own)
-        earlier = None if carried is None else carried.apart.get(place)
-        left = follows.left.get(place)
-        if earlier is None and left is None and (bend is None or bend.moved == 0.0):
+        earlier, left = carried.apart.get(place), follows.left.get(place)
+        is_same = sides.so_far is theirs or _square(sides.so_far.get(name), theirs.get(name)) == 0.0
+        if earlier is None and left is None and is_same:
             continue
         nothing = torch.zeros_like(p, dtype=torch.float64)
-        there, mine, logs = (each.get(name, nothing).double() for each in (followed, own, theirs))
+        there, mine, logs = (each.get(name, nothing).double() for each in (followed, sides.so_far, theirs))
         apart = (mine - logs) * follows.factors.get(place, 1.0)
         apart += (0.0 if earlier is None else earlier) - (0.0 if left is None else left)
-        if carried is not None:
+        if carried.is_loop:
             carried.apart[place] = apart
         gradients[place] = (there + apart).to(p.dtype)
     return StepBend(whole.share, tensors, gradients, sides.problem)
 
 
+def _apart(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+    """Return ``x`` - ``y`` in a dtype that holds it; None where they are the same, or one is not there."""
+    if x is None or y is None or torch.equal(x, y):
+        return None
+    wide = torch.complex128 if x.is_complex() else torch.float64 if x.is_floating_point() else torch.int64
+    apart = torch.where(x == y, 0, x.to(wide) - y.to(wide))  # what is infinite in both does not differ
+    return apart if bool(apart.any()) else None
+
+
 @dataclass
 class Carried:
-    """What a loop of one's own carries from step to step in its gradients.
+    """What the log's decisions made that goes on into later steps: in buffers, and of a loop of one's own in its gradients.
 
     Attributes:
+        is_loop: whether it is one.
+        led: by how much the follower's own decisions would have left other buffers so far, by name.
         before: the gradients that the step adds to, by place; none that are zero.
         apart: by how much the follower's own decisions would have left another gradient so far, by place.
         is_turned: whether the log turned any decision so far: a loop may keep elsewhere what they made of a gradient.
     """
 
+    is_loop: bool = True
+    led: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     before: dict[Site, Tensor] = field(default_factory=dict[Site, Tensor])
     apart: dict[Site, Tensor] = field(default_factory=dict[Site, Tensor])
     is_turned: bool = False
@@ -293,6 +318,8 @@ class Carried:
 
     def follows_from(self, session: Session, repeated: Mapping[str, Tensor]) -> _Follows:
         """Return by which factors the step's own gradients are those ``repeated``, and what they have besides."""
+        if not self.is_loop:
+            return _Follows()
         over = size = 0.0
         factors, left = dict[Site, float](), dict[Site, Tensor]()
         for number, (name, p) in enumerate(session.parameters):
@@ -357,5 +384,5 @@ def _square(x: Tensor | None, y: Tensor | None) -> float:
     if torch.equal(x, y):
         return 0.0
     wide = torch.complex128 if x.is_complex() else torch.float64
-    apart = torch.where(x == y, 0.0, x.to(wide) - y.to(wide))  # what is infinite in both does not differ
+    apart = torch.where(x == y, 0.0, x.to(wide) - y.to(wide))
     return float(torch.linalg.vector_norm(apart)) ** 2

@@ -488,6 +488,113 @@ def test_what_a_loop_keeps_aside_of_turned_decisions_leads_where_it_comes_back(
         assert (led, found.problem) == (given, problem)
 
 
+def step_with_buffer(before: Tensor, after: Tensor) -> Any:
+    """A job's step that leaves a buffer ``after`` what was ``before``, and a gradient of one element."""
+    made, context, _ = bent_step([1.0, 0.0, 0.0, 0.0], [0.0] * 4, moved=0)
+    made.open_step = SimpleNamespace(slow=SimpleNamespace(before=lambda: {"b": before}), schedule=[])
+    made.tensors = SimpleNamespace(all_buffers=lambda: [("b", after)])
+    return made, context
+
+
+def test_what_decisions_wrote_into_a_buffer_leads_the_steps_that_read_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are repeated from the buffer of the follower's own decisions, until both leave the same."""
+    kept, place, now = Carried(is_loop=False), (Kind.GRADIENT, 0), torch.tensor
+    one, other = now([1.0, 0.0, 0.0, 0.0]), now([0.5, 0.0, 0.0, 0.0])
+    asked: list[Any] = []
+    gives: list[Any] = []
+
+    def repeat(session: Any, form: Any, context: Any, backward: Any, led: Any = None) -> Any:
+        asked.append((form, {name: by.tolist() for name, by in (led or {}).items()}))
+        return gives.pop(0)
+
+    def repeated(gradient: Tensor, buffer: int) -> Any:
+        return bending._Repeated({"w": gradient}, {"b": now([buffer])}, {})
+
+    monkeypatch.setattr(bending, "_repeat", repeat)
+    own, log = _OwnBranches, FollowingContext
+    for moved, gives[:], forms, led, given in (
+        (0, [], [], {}, None),  # nothing is repeated
+        (1, [repeated(one, 3), repeated(one, 2)], [(own, {}), (log, {})], {"b": [1]}, None),
+        (0, [repeated(other, 5), repeated(one, 3)], [(own, {"b": [1]}), (log, {})], {"b": [2]}, other),
+        (1, [repeated(one, 4), repeated(other, 9), repeated(one, 4)],
+         [(own, {}), (own, {"b": [2]}), (log, {})], {"b": [5]}, other),
+        (0, [repeated(one, 4), repeated(one, 4)], [(own, {"b": [5]}), (log, {})], {}, None),
+        (0, [], [], {}, None),
+    ):  # fmt: skip
+        made, context = step_with_buffer(now([1]), now([2]))
+        context.freedom.decisions_moved, asked[:] = moved, []
+        found = bending.bend_of(made, context, lambda context: None, kept)
+        assert asked == forms
+        assert {name: by.tolist() for name, by in kept.led.items()} == led
+        assert (found.problem, found.gradients.get(place) is None) == (None, given is None)
+        assert given is None or found.gradients[place].tolist() == given.tolist()
+        # What a buffer of before made is no bend of this step.
+        assert found.whole == 0.0
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_step_that_cannot_be_repeated_from_the_auditors_own_buffers_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    made, context = step_with_buffer(torch.tensor([1]), torch.tensor([2]))
+    context.freedom.decisions_moved = moved
+    again = bending._Repeated({"w": torch.tensor([1.0, 0.0, 0.0, 0.0])}, {"b": torch.tensor([2])}, {})
+    monkeypatch.setattr(bending, "_repeat", lambda *given: None if given[4:] else again)
+    kept = Carried(is_loop=False, led={"b": torch.tensor([1])})
+    found = bending.bend_of(made, context, lambda context: None, kept)
+    assert found.problem == "none of them, from the buffers that the auditor's own left"
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_loop_that_cannot_be_repeated_in_parts_may_have_led_no_buffer(
+    monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    made, context = step_with_buffer(torch.tensor([1]), torch.tensor([2]))
+    context.freedom.decisions_moved = moved
+    again = bending._Repeated(
+        {"w": torch.tensor([1.0, 0.0, 0.0, 0.0])}, {"b": torch.tensor([2])}, {(0, 0): 4}
+    )
+    monkeypatch.setattr(bending, "_repeat", lambda *given: None if given[3] == "in parts" else again)
+    kept = Carried(led={"b": torch.tensor([1])})
+    found = bending.bend_of(made, context, cast("Any", "whole"), kept, cast("Any", "in parts"))
+    assert found.problem == "other ones"
+
+
+@pytest.mark.parametrize(
+    ("own", "logs", "by"),
+    [
+        (torch.tensor([3, 1]), torch.tensor([1, 4]), torch.tensor([2, -3])),
+        (torch.tensor([True, False]), torch.tensor([False, False]), torch.tensor([1, 0])),
+        (torch.tensor([2.5, math.inf]), torch.tensor([0.5, math.inf]), torch.tensor([2.0, 0.0]).double()),
+        (torch.tensor([1 + 2j]), torch.tensor([1 + 0j]), torch.tensor([2j]).to(torch.complex128)),
+        (torch.tensor([1.0]), torch.tensor([1.0]), None),
+        (None, torch.tensor([1.0]), None),
+        (torch.tensor([1.0]), None, None),
+    ],
+)
+def test_a_buffer_of_any_dtype_is_led_by_a_difference_that_gives_it_again(
+    own: Tensor | None, logs: Tensor | None, by: Tensor | None
+) -> None:
+    found = bending._apart(own, logs)
+    assert (found is None) == (by is None)
+    if found is not None and by is not None and own is not None and logs is not None:
+        assert (found.dtype, found.tolist()) == (by.dtype, by.tolist())
+        put = dict[str, Tensor]()
+        made: Any = SimpleNamespace(
+            tensors=SimpleNamespace(all_buffers=lambda: [("b", logs)], put_back=put.update),
+            following_context=lambda frame, form: SimpleNamespace(widths={}), arithmetic=SimpleNamespace(jitter=None),
+            interlude=nullcontext, parameters=[], seed=1, step=2, computing=lambda arithmetic: nullcontext(),
+        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(bending, "gradients_under", lambda *given: ([], {}, 0.0))
+            patched.setattr(bending, "jittered", lambda session, jitter: nullcontext())
+            context: Any = SimpleNamespace(frame=None)
+            bending._repeat(made, _OwnBranches, context, lambda context: None, {"b": found})
+        assert (put["b"].dtype, put["b"].tolist()) == (own.dtype, own.tolist())
+
+
 @pytest.mark.parametrize(("in_parts", "met"), [(None, True), ("in parts", True), ("in parts", False)])
 def test_a_later_step_that_its_loss_cannot_repeat_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, in_parts: Any, met: bool
