@@ -30,7 +30,7 @@ from tallystick.testing.attacks import must, play_attack
 
 STEPS = 60
 SHARES = {
-    "carried": 0.5, "kept": 0.005, "mined": 0.5, "undeclared": 0.005, "clipped": 0.00001, "clipped_each": 0.00001
+    "carried": 0.5, "kept": 0.005, "mined": 0.5, "undeclared": 0.003, "clipped": 0.00001, "clipped_each": 0.00001
 }  # fmt: skip
 """Of the loss that the view has."""
 SLACKS = {"kept": 3e-6, "undeclared": 3e-6}

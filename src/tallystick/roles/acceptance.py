@@ -39,9 +39,9 @@ REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
 
 
-LEAST_BENT, RARELY_BENT, RARE_SLACK = 8, 2.0**-5, 1.5
+LEAST_BENT, RARELY_BENT, RARE_SLACK = 8, 2.0**-5, 2.5
 """Steps, or what share of those repeated, whose gradients the log's decisions may bend and lead a tensor ``RARE_SLACK`` times as
-far as else: honest machines turn some, and in a run of few steps a turn leads by more than a sixteenth."""
+far as else: honest machines turn some, and one turn may lead an element of 64 all its way."""
 SINGLE = 4.0  # times what decisions may bend a step's whole gradient that they may bend one tensor's
 
 

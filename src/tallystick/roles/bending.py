@@ -238,8 +238,8 @@ def bend_of(
     And it is repeated from the buffers as the follower's own decisions left them, where the log's left others: what ``carried``
     holds is carried on. Of a loop of one's own the repetitions are of what it says its loss is, ``in_parts`` by micro-batches:
     what the decisions make of that is what they make of the step, if this follows from it but for a factor of each tensor (a
-    clip, a share of a sum); what is left over leads as they do. So do all later steps. Where the loop takes its batch in other
-    parts its own gradient is held to its loss of the whole.
+    clip, a share of a sum); what is left over leads as they do. All later steps follow from their loss too. Where the loop takes
+    its batch in other parts its own gradient is held to its loss of the whole.
     """
     is_moved, before = bool(context.freedom.decisions_moved), session.open_step.slow.before()
     carried = carried or Carried(is_loop=False)
@@ -265,7 +265,7 @@ def bend_of(
         bend, place = tensors.get(name), (Kind.GRADIENT, number)
         if bend is not None:
             whole.add(bend.moved, bend.own)
-        earlier, left = carried.apart.get(place), follows.left.get(place)
+        earlier, left = carried.apart.get(place), follows.left.get(place) if is_moved else None
         is_same = sides.so_far is theirs or _square(sides.so_far.get(name), theirs.get(name)) == 0.0
         if earlier is None and left is None and is_same:
             continue
@@ -328,7 +328,7 @@ class Carried:
             there = there - self.before.get(place, torch.zeros_like(there))
             again = repeated.get(name, torch.zeros_like(there)).double()
             squares = float(again.square().sum())
-            factors[place] = float((there * again).sum()) / squares if squares > 0.0 else 0.0
+            factors[place] = max(float((there * again).sum()) / squares, 0.0) if squares > 0.0 else 0.0
             besides = there - factors[place] * again
             if bool(besides.any()):
                 left[place] = besides
