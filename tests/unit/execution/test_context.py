@@ -31,6 +31,7 @@ from tallystick.execution.rounding.grids import (
     is_noise_only,
     largest_scale,
     loudest_band,
+    rise_since,
     scale_exponents,
     settled_scales,
     site_grid,
@@ -463,12 +464,14 @@ def test_a_noise_floor_falls_no_lower_than_what_was_measured(policy: Policy) -> 
     first, second = (Kind.GRADIENT, 0), (Kind.GRADIENT, 1)
     base = GridTable({first: replace(loud, scales=np.array([1], dtype=np.int16)), second: silent})
     context = RecordingContext(policy, GridTable({first: loud, second: low}), base=base)
-    x = torch.full((4096,), 1.0)  # its scale was 2**9
+    x = torch.full((4096,), 1.0)  # its scale was 2**9 in the step before
     context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
     context.settle_noise()
     context.finish()
     assert int(context.table.sites[first].scales[0]) < 9
     assert int(context.table.sites[second].scales[0]) == -20
+    for scale, rise in ((-4, 0), (1, 0), (3, 2), (1 + RISES, RISES), (9 + RISES, RISES)):  # a log states any
+        assert rise_since(policy, base, {first: x.numel()}, {first: scale}) == rise
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
@@ -1348,6 +1351,38 @@ def test_rows_are_as_uneven_as_the_follower_finds_them(
     checks = HeaderChecks(policy, GridTable({}), GridTable({}), [], excesses, is_first=True, yardstick=own)
     checks.check_blocks(place, site_grid(policy, Kind.GRADIENT, -4, np.zeros(blocks, dtype=np.int64)), x, "w")
     assert (excesses == []) == accepted
+
+
+@pytest.mark.parametrize("kind", [Kind.BUFFER, Kind.DECISION])
+@pytest.mark.parametrize(
+    ("scale", "chooses", "accepted"), [(3, False, True), (2, False, False), (2, True, True)]
+)
+def test_only_where_grids_are_chosen_has_a_buffers_scale_no_slack(
+    kind: Kind, scale: int, *, chooses: bool, accepted: bool
+) -> None:
+    """Elsewhere it stays that of the step before while that is two octaves too wide at most."""
+    place, excesses = (int(kind), 0), list[Any]()
+    before = site_grid(FP32, kind, FP32.buffer_band[0], np.full(1, 3))
+    noise = SiteNoise(2.0**-20, np.zeros(0, dtype=np.int64), 1.0, 2.0**-20, 9)
+    own = Yardstick(FP32, Calibration({place: noise}, GridTable({})))
+    checks = HeaderChecks(
+        FP32, GridTable({}), GridTable({place: before}), [], excesses, yardstick=own, chooses=chooses
+    )
+    rms = np.full(1, 1.5)  # a scale of 1
+    checks._check_rule(kind, 0, before.with_scales([scale]), rms, 9, "b")  # pyright: ignore[reportPrivateUsage]
+    assert (excesses == []) == accepted
+
+
+@pytest.mark.parametrize(("last", "measured", "scale"), [(1, 3, 1), (3, 1, 1), (3, 3, 3), (None, 3, 2)])
+def test_a_buffers_scale_is_no_larger_than_its_last_and_its_measured_one_ask_for(
+    last: int | None, measured: int, scale: int
+) -> None:
+    """The measured one is that of a pass over the whole batch, which a loop of one's own may take in parts."""
+    grid = site_grid(FP32, Kind.BUFFER, FP32.buffer_band[0], np.full(1, measured))
+    context = RecordingContext(FP32, GridTable(), base=GridTable())
+    before = None if last is None else grid.with_scales([last])
+    found = context._scales(Kind.BUFFER, grid, before, np.full(1, 1.5))  # pyright: ignore[reportPrivateUsage]
+    assert (context.is_calibrated, found.tolist()) == (True, [scale])
 
 
 @pytest.mark.parametrize("policy", [FP32, FP64, BF16], ids=["fp32", "fp64", "bf16"])
