@@ -39,9 +39,9 @@ from tallystick.testing.attacks import must, play_attack
 from tallystick.testing.cheats import TamperedSource, forge
 from tallystick.testing.held_memory import HeldMemory
 from tallystick.testing.watched import (
-    Chip,
     Course,
     Fleet,
+    SimulatedChip,
     SimulatedTime,
     Trained,
     chip_key,
@@ -109,7 +109,7 @@ class Scene:
     def declare(
         self,
         fleet: Fleet,
-        chips: Sequence[Chip],
+        chips: Sequence[SimulatedChip],
         name: str = "model",
         *,
         source: JobSource | None = None,
@@ -139,7 +139,7 @@ class Scene:
             fleet.close()
 
 
-def inspect(fleet: Fleet, chip: Chip) -> KnownChip:
+def inspect(fleet: Fleet, chip: SimulatedChip) -> KnownChip:
     """Return what an inspector knows who stood before the chip: its registered key, and its head for a fresh nonce."""
     key, nonce = chip_key(chip.ueid), os.urandom(32)
     log, _ = read_log(ChipDirectory(fleet.out / "chips" / chip.ueid.hex()).frames(), key.public_key)

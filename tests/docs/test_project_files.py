@@ -72,3 +72,13 @@ def test_no_file_is_longer_than_500_lines_and_no_function_than_60() -> None:
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 long += [f"{path.name}: {node.name}, {lines} lines"] if lines > 60 else []
     assert not long
+
+
+def test_no_two_classes_of_the_package_have_one_name() -> None:
+    """A word with two senses costs every reader a look; what stands behind an underscore is its module's own."""
+    named: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                named.setdefault(node.name, []).append(path.name)
+    assert {name: files for name, files in named.items() if len(files) > 1} == {}

@@ -27,7 +27,7 @@ from tallystick.roles import claim as claiming
 from tallystick.roles import log_judge
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.auditor import audit
-from tallystick.roles.claim import Claim, write_claim
+from tallystick.roles.claim import AuditorClaim, write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.replay import open_replay
 from tallystick.roles.trainer import Order, record
@@ -76,10 +76,10 @@ def added(*elements: int, side: int = 1) -> Callable[[Frame], Frame]:
     return edit
 
 
-def claimed(run: RunDirectory, path: Path) -> tuple[RunDirectory, Claim]:
+def claimed(run: RunDirectory, path: Path) -> tuple[RunDirectory, AuditorClaim]:
     claim = RunDirectory(path)
     written = write_claim(run, SOURCE, claim)
-    assert isinstance(written, Claim)
+    assert isinstance(written, AuditorClaim)
     return claim, written
 
 

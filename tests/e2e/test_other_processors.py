@@ -31,7 +31,7 @@ from tallystick.roles.data_noise import (
 )
 from tallystick.roles.judge import dispute
 from tallystick.roles.operator_replay import find_structure
-from tallystick.roles.panel import Member, Opinion, Question
+from tallystick.roles.panel import Opinion, PanelMember, PanelQuestion
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -150,7 +150,7 @@ def turning(tmp_path: Path) -> JobSource:
     return source_of(tmp_path, "turning", TURNING)
 
 
-class Says(Member):
+class Says(PanelMember):
     """A member of a panel whose answer is known."""
 
     def __init__(self, name: str, answer: str | None) -> None:
@@ -372,7 +372,7 @@ def test_the_real_panel_repeats_drawn_data_to_the_bit_and_convicts(
     assert audit(drawn, source).verdict == "match"
     state = drawn.load_held(0, drawn.load_transcript().specification.initial_state)
     frame = drawn.load_frames(drawn.load_transcript(), 0, 1)[0]
-    question = Question("records", drawn.path, drawn.path, source, 0, agreed=state, frame=frame)
+    question = PanelQuestion("records", drawn.path, drawn.path, source, 0, agreed=state, frame=frame)
     (tmp_path / "asked").mkdir()
     written = question.write(tmp_path / "asked")
     members = panel.sitting_panel()
@@ -401,7 +401,7 @@ def test_a_panel_is_asked_once_where_its_opinions_are_kept(
     members = [Says("avx2", "trainer"), Says("sse4", "none")]
     members[1].profile = parse_profile("threads=2")
     monkeypatch.setattr(panel, "sitting_panel", lambda: members)
-    asked = Question("records", run.path, run.path, turning, 0, agreed=state, frame=b"log")
+    asked = PanelQuestion("records", run.path, run.path, turning, 0, agreed=state, frame=b"log")
     kept = tmp_path / "kept"
 
     said = panel.find_dissent(asked, "trainer", kept)

@@ -30,11 +30,11 @@ from tallystick.dispute.terms import PARTIES, Party
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.testing.letter_operators import (
     BASE,
-    Actor,
     Flood,
     LetterAuditor,
     LetterMatch,
     LetterTrainer,
+    OperatorActor,
     SilentAt,
     TwiceAt,
     first_wrong,
@@ -48,8 +48,8 @@ ROOT = bytes(range(32))
 
 
 def match_of(
-    trainer: Actor,
-    auditor: Actor,
+    trainer: OperatorActor,
+    auditor: OperatorActor,
     *,
     honest: Party | None,
     handed: Sequence[str],
@@ -170,7 +170,7 @@ STAGES: dict[Party, tuple[str, ...]] = {
 @pytest.mark.parametrize(("party", "stage"), [(p, s) for p, stages in STAGES.items() for s in stages])
 def test_whoever_owes_a_move_and_is_silent_loses(party: Party, stage: str) -> None:
     letters = letters_of(40, {17: 3})
-    actors: dict[Party, Actor] = {
+    actors: dict[Party, OperatorActor] = {
         "trainer": LetterTrainer(letters, partials=2),
         "auditor": LetterAuditor(letters),
     }
@@ -215,7 +215,7 @@ def another(game: OperatorGame, move: Move) -> Move:
 @pytest.mark.parametrize(("party", "stage"), [(p, s) for p, stages in STAGES.items() for s in stages])
 def test_two_different_moves_in_one_place_lose(party: Party, stage: str) -> None:
     letters = letters_of(40, {17: 3})
-    actors: dict[Party, Actor] = {
+    actors: dict[Party, OperatorActor] = {
         "trainer": LetterTrainer(letters, partials=2),
         "auditor": LetterAuditor(letters),
     }
@@ -260,7 +260,7 @@ def test_the_right_side_wins_whatever_the_list_and_whoever_moves_first(
     flooding = data.draw(st.sampled_from([None, *PARTIES]))
     right = first_wrong(letters)
     objects_to = None if right is not None else data.draw(st.integers(0, length - 1))
-    actors: dict[Party, Actor] = {
+    actors: dict[Party, OperatorActor] = {
         "trainer": LetterTrainer(
             letters, partials=data.draw(st.integers(0, 3)), nodes=data.draw(st.integers(0, 3))
         ),

@@ -17,9 +17,9 @@ from tallystick.dispute.terms import PARTIES, Party
 from tallystick.testing.letters import (
     Actor,
     Equivocator,
+    FinishedGame,
     Flooder,
     LettersTrace,
-    Match,
     Player,
     Silent,
     open_letters,
@@ -48,7 +48,7 @@ def dispute(
     *,
     actor: Callable[[LettersTrace], Actor] = Player,
     order: Sequence[Party] = PARTIES,
-) -> Match:
+) -> FinishedGame:
     """Return the match of a liar against an honest party, with the invariants checked after every move."""
     honest, right = OTHER[liar], LettersTrace(lying.length)
 
@@ -70,7 +70,7 @@ def dispute(
     return match
 
 
-def assert_the_liar_lost(match: Match, liar: Party, lying: LettersTrace) -> None:
+def assert_the_liar_lost(match: FinishedGame, liar: Party, lying: LettersTrace) -> None:
     outcome = match.game.outcome
     assert outcome is not None
     assert outcome.loser == liar

@@ -22,7 +22,7 @@ from tallystick.numerics.log import Frame, SiteAddress, SparseEntries
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.reference import (
     AdamRule,
-    Entry,
+    LoggedElement,
     RelativeBand,
     ScaledBand,
     SgdRule,
@@ -59,12 +59,12 @@ def band_of(case: Json) -> ScaledBand | RelativeBand:
     return RelativeBand(tuple(floats(band["olds"])), band["exponent"])
 
 
-def recorded(case: Json) -> tuple[list[float], list[Entry]]:
+def recorded(case: Json) -> tuple[list[float], list[LoggedElement]]:
     return record(floats(case["xs"]), case["precision"], band_of(case), case["words"])
 
 
 def followed(case: Json, ys: str) -> tuple[list[float], list[int]]:
-    entries = [Entry(*entry) for entry in case["used"]]
+    entries = [LoggedElement(*entry) for entry in case["used"]]
     return follow(floats(case[ys]), entries, case["precision"], band_of(case), case["words"])
 
 
@@ -108,7 +108,7 @@ def nearest_grid(case: Json) -> NearestGrid:
     return NearestGrid(grid["b_r"], grid["scale"] + grid["floor"], grid["scale"] + grid["band"], margin)
 
 
-def nearest_recorded(case: Json) -> tuple[list[float], list[Entry]]:
+def nearest_recorded(case: Json) -> tuple[list[float], list[LoggedElement]]:
     return nearest.record(floats(case["xs"]), nearest_grid(case))
 
 
@@ -116,7 +116,9 @@ def nearest_followed(case: Json) -> None:
     values, entries = nearest_recorded(case)
     assert hexes(values) == case["values"]
     assert [[entry.index, entry.side] for entry in entries] == case["entries"]
-    found = nearest.follow(floats(case["ys"]), [Entry(*entry) for entry in case["used"]], nearest_grid(case))
+    found = nearest.follow(
+        floats(case["ys"]), [LoggedElement(*entry) for entry in case["used"]], nearest_grid(case)
+    )
     assert (hexes(found.values), found.violations) == (case["followed"], case["violations"])
 
 
@@ -354,7 +356,7 @@ def test_the_rounding_log_page_draws_the_bytes_of_the_codec() -> None:
     assert blocks_of("rounding-log.md") == [example("rounding-log", name) for name in names]
 
 
-def log_of(entries: list[Entry], n: int) -> bytes:
+def log_of(entries: list[LoggedElement], n: int) -> bytes:
     indexes, sides = [each.index for each in entries], [each.side for each in entries]
     return log.encode(SparseEntries(n, 1, np.array(indexes), np.array(sides)))
 

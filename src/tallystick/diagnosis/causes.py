@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from tallystick.commit.state import Entry
-from tallystick.diagnosis.divergence import BUFFER, StateDivergence, TensorDivergence, Update, compare
+from tallystick.diagnosis.divergence import (
+    BUFFER,
+    StateDivergence,
+    TensorDivergence,
+    UpdateDifference,
+    compare,
+)
 
 if TYPE_CHECKING:
     from tallystick.execution.operations import Operation
@@ -85,7 +91,7 @@ class Evidence:
     """
 
     state: StateDivergence | None
-    update: Update | None = None
+    update: UpdateDifference | None = None
     loss: tuple[float, float] | None = None
     environment: Mapping[str, tuple[str, str]] | None = None
     scattered: frozenset[str] | None = None

@@ -224,7 +224,7 @@ def _pair(
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateDifference:
     """How the stated change of the parameters relates to our own, over one step.
 
     Attributes:
@@ -243,7 +243,7 @@ class Update:
 
 def relate_updates(
     before: Mapping[str, Entry], own: Mapping[str, Entry], stated: Mapping[str, Entry]
-) -> Update | None:
+) -> UpdateDifference | None:
     """Return how the parameters' changes relate, or None if we changed none or a form does not fit."""
     dot = mine = theirs = 0.0
     still = 0
@@ -265,4 +265,4 @@ def relate_updates(
     factor = dot / mine
     left = sum(float(np.square(b - factor * a).sum()) for a, b in parts)
     scale = max(mine, theirs)
-    return Update(factor, math.sqrt(left / scale), math.sqrt(mine), math.sqrt(theirs), still)
+    return UpdateDifference(factor, math.sqrt(left / scale), math.sqrt(mine), math.sqrt(theirs), still)

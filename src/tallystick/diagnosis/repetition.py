@@ -167,7 +167,7 @@ class _ObedientContext(FollowingContext):
     def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
         del kind, ordinal, grid, x, name
 
-    def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> bool:
+    def _check_budget(self, grid: SiteGrid, entries: SparseEntries, x: Tensor, name: str) -> bool:
         del grid, entries, name
         return True
 

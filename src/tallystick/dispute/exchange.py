@@ -341,7 +341,7 @@ def _hash(fields: Fields, name: str, what: str) -> bytes:
 Value = TypeVar("Value")
 
 
-class Table(Protocol):
+class QuestionChannel(Protocol):
     """Where the referee asks. In one process the parties answer at once; between machines files pass.
 
     ``deadline`` says in words when the last question had to be answered.
@@ -367,7 +367,7 @@ class ForfeitError(Exception):
         self.loser: Loser = loser
 
 
-def ask_one(table: Table, question: Question, read: Callable[[Answer], Value]) -> Value:
+def ask_one(table: QuestionChannel, question: Question, read: Callable[[Answer], Value]) -> Value:
     """Return what one party answers.
 
     Raises:

@@ -39,7 +39,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Operation:
+class Query:
     """What an implementation can be asked, and this package's own way to answer.
 
     Attributes:
@@ -63,7 +63,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Question:
+class ConformanceCase:
     """One case as the implementation sees it, and what it must answer.
 
     Attributes:
@@ -105,10 +105,10 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answered:
+class CaseAnswer:
     """What became of one question: ``accepted``, ``refused``, ``unsupported``, or why there is no such word in ``said``."""
 
-    question: Question
+    question: ConformanceCase
     said: str
 
     @property
@@ -122,7 +122,7 @@ class Answered:
         return self.said == "unsupported"
 
 
-def answer(question: Mapping[str, Any], operations: Mapping[str, Operation]) -> Json:
+def answer(question: Mapping[str, Any], operations: Mapping[str, Query]) -> Json:
     """Return this package's answer to ``question``, without its ``id``.
 
     Raises:
@@ -149,10 +149,10 @@ def answer(question: Mapping[str, Any], operations: Mapping[str, Operation]) -> 
 
 def load_questions(
     vectors: Path,
-    operations: Mapping[str, Operation],
+    operations: Mapping[str, Query],
     asked_as: Mapping[str, Sequence[str]],
     suites: Sequence[str] = (),
-) -> list[Question]:
+) -> list[ConformanceCase]:
     """Return the questions about every case in the folder ``vectors``, in order of their names.
 
     Args:
@@ -165,7 +165,7 @@ def load_questions(
     Raises:
         InvalidInput: there are none, a suite is not there, or a case has no operation that asks about it.
     """
-    found: list[Question] = []
+    found: list[ConformanceCase] = []
     for suite in suites:
         if not (vectors / suite).is_dir():
             raise InvalidInput(f"vectors {vectors}: there is no suite {suite}")
@@ -184,11 +184,11 @@ def load_questions(
     return found
 
 
-def _question(number: int, name: str, operation: str, asked: Operation, case: Json) -> Question:
+def _question(number: int, name: str, operation: str, asked: Query, case: Json) -> ConformanceCase:
     prepared = asked.prepare(case)
     accepted = not name.endswith("_fail")
     values = asked.values if accepted else asked.refused
-    return Question(
+    return ConformanceCase(
         number,
         name,
         operation,
@@ -200,8 +200,8 @@ def _question(number: int, name: str, operation: str, asked: Operation, case: Js
 
 
 def drive(
-    program: Sequence[str], questions: Sequence[Question], *, timeout_s: float = 30.0
-) -> Iterator[Answered]:
+    program: Sequence[str], questions: Sequence[ConformanceCase], *, timeout_s: float = 30.0
+) -> Iterator[CaseAnswer]:
     """Ask ``program`` every question, one process for all, and yield its answers as they come.
 
     A program that ends, is silent for ``timeout_s`` or answers nonsense is not asked further: what was
@@ -231,7 +231,7 @@ def drive(
                     said = "silent" if isinstance(problem, queue.Empty) else "ended"
                 if said in ("ended", "silent") or said.startswith("malformed"):
                     gone = f"not asked, it was {said} before"
-            yield Answered(question, said)
+            yield CaseAnswer(question, said)
     finally:
         child.kill()
         child.wait()
@@ -252,7 +252,7 @@ def _read(stream: Any, lines: queue.Queue[bytes]) -> None:
     lines.put(b"")
 
 
-def _said(question: Question, line: bytes) -> str:
+def _said(question: ConformanceCase, line: bytes) -> str:
     """Return in words what a line says: ``accepted`` only where every value is the one expected."""
     if not line:
         return "ended"
@@ -303,7 +303,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def schema(operations: Mapping[str, Operation]) -> Json:
+def schema(operations: Mapping[str, Query]) -> Json:
     """Return the JSON Schema (2020-12) of questions and answers."""
     identity = {"type": "string", "pattern": "^case [0-9]+$"}
     questions: Json = {}

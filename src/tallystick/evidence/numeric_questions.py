@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tallystick.errors import InvalidInput
-from tallystick.evidence.conformance import QUANTILE_TOLERANCE, Json, Operation
+from tallystick.evidence.conformance import QUANTILE_TOLERANCE, Json, Query
 from tallystick.evidence.question_forms import (
     BAND,
     BOOLEAN,
@@ -33,7 +33,7 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.reference import (
     AdamRule,
-    Entry,
+    LoggedElement,
     RelativeBand,
     ScaledBand,
     SgdRule,
@@ -65,8 +65,8 @@ def _scaled(band: Json) -> ScaledBand:
     return found
 
 
-def _logged(entries: list[list[int]]) -> list[Entry]:
-    return [Entry(*entry) for entry in entries]
+def _logged(entries: list[list[int]]) -> list[LoggedElement]:
+    return [LoggedElement(*entry) for entry in entries]
 
 
 def _rounding(
@@ -207,39 +207,39 @@ GRIDS = listed(
         "additionalProperties": False,
     }
 )  # fmt: skip
-ROUNDING: Mapping[str, Operation] = {
-    "record-and-follow": Operation(
+ROUNDING: Mapping[str, Query] = {
+    "record-and-follow": Query(
         "What the recorder makes of xs, and the follower of ys with the entries used.",
         {"precision": INTEGER, "band": BAND, "words": WORDS, "xs": REALS, "ys": REALS, "used": PAIRS}, _rounding,
         {**ROUNDED, "entries": PAIRS}, prepare=_with_ys,
     ),
-    "residues": Operation(
+    "residues": Query(
         "The same with residues of so many bits.",
         {"bits": INTEGER, "band": BAND, "words": WORDS, "xs": REALS, "ys": REALS, "used": INTEGERS}, _residues,
         {**ROUNDED, "residues": INTEGERS, "moved": PAIRS}, prepare=_with_ys,
     ),
-    "nearest": Operation(
+    "nearest": Query(
         "The same to nearest; grid has b_r, scale, floor, band and tau, a fraction as text or null.",
         {"grid": OBJECT, "xs": REALS, "ys": REALS, "used": PAIRS}, _nearest, {**ROUNDED, "entries": PAIRS},
         prepare=_with_ys,
     ),
-    "entries": Operation("The entries of a site.", {"data": HEX, "n": INTEGER, "width": INTEGER}, _sparse, SPARSE),
-    "decision": Operation(
+    "entries": Query("The entries of a site.", {"data": HEX, "n": INTEGER, "width": INTEGER}, _sparse, SPARSE),
+    "decision": Query(
         "Band and entries of a decision.", {"data": HEX, "n": INTEGER, "width": INTEGER}, _decision,
         {"band": INTEGER, **SPARSE},
     ),
-    "dense": Operation("The entries of the dense form.", {"data": HEX, "n": INTEGER}, _dense, SPARSE),
-    "parities": Operation(
+    "dense": Query("The entries of the dense form.", {"data": HEX, "n": INTEGER}, _dense, SPARSE),
+    "parities": Query(
         "The residues of a site.", {"data": HEX, "n": INTEGER, "bits": INTEGER}, _parities, {"residues": INTEGERS}
     ),
-    "frame": Operation(
+    "frame": Query(
         "The sites of a frame: [address, payload] each.", {"data": HEX}, _frame, {"sites": listed({"type": "array"})}
     ),
-    "table": Operation("A table of grids.", {"data": HEX}, _table, {"sites": GRIDS}, prepare=_with_residues),
-    "change": Operation(
+    "table": Query("A table of grids.", {"data": HEX}, _table, {"sites": GRIDS}, prepare=_with_residues),
+    "change": Query(
         "The table after a change.", {"old": GRIDS, "data": HEX}, _change, {"new": GRIDS}, prepare=_with_residues
     ),
-    "fingerprint": Operation(
+    "fingerprint": Query(
         "The fingerprint of tensors.", {"tensors": {"type": "object", "additionalProperties": REALS}}, _fingerprint,
         {"fingerprint": HEX},
     ),
@@ -316,34 +316,34 @@ def _sgd(
 
 
 STREAM = {"key": listed(INTEGER, 2), "start": INTEGER, "count": INTEGER}
-RANDOM: Mapping[str, Operation] = {
-    "block": Operation(
+RANDOM: Mapping[str, Query] = {
+    "block": Query(
         "One output of the cipher.", {"counter": listed(INTEGER, 4), "key": listed(INTEGER, 2)}, _block,
         {"output": listed(INTEGER, 4)},
     ),
-    "key": Operation(
+    "key": Query(
         "The key of a stream.",
         {"seed": INTEGER, "purpose": TEXT, "step": INTEGER, "rank": INTEGER, "micro_batch": INTEGER, "call": INTEGER},
         _key, {"key": listed(INTEGER, 2)},
     ),
-    "words": Operation("Words of a stream.", STREAM, _words, {"values": INTEGERS}),
-    "uniform01": Operation("Uniform numbers.", STREAM, _uniform, {"values": REALS}),
-    "bernoulli": Operation(
+    "words": Query("Words of a stream.", STREAM, _words, {"values": INTEGERS}),
+    "uniform01": Query("Uniform numbers.", STREAM, _uniform, {"values": REALS}),
+    "bernoulli": Query(
         "Whether elements are kept.", {**STREAM, "p": REAL}, _bernoulli, {"values": listed(BOOLEAN)}
     ),
-    "randint": Operation(
+    "randint": Query(
         "Integers in [low, high).", {**STREAM, "low": INTEGER, "high": INTEGER}, _randint, {"values": INTEGERS}
     ),
-    "permutation": Operation(
+    "permutation": Query(
         "A permutation.", {"key": listed(INTEGER, 2), "count": INTEGER}, _permutation, {"values": INTEGERS}
     ),
-    "normal": Operation("Normal numbers.", STREAM, _normal, {"values": REALS}),
-    "normal-at": Operation("Normal numbers at uniform ones, bit for bit.", {"u": REALS}, _normal_at, {"values": REALS}),
-    "quantiles": Operation(
+    "normal": Query("Normal numbers.", STREAM, _normal, {"values": REALS}),
+    "normal-at": Query("Normal numbers at uniform ones, bit for bit.", {"u": REALS}, _normal_at, {"values": REALS}),
+    "quantiles": Query(
         "The same, to a relative 4e-15 of another method's.", {"u": REALS}, _normal_at, {"values": REALS},
         tolerance=QUANTILE_TOLERANCE,
     ),
-    "adam": Operation(
+    "adam": Query(
         "Parameter and both averages after a step; before it these and the gradient second.",
         {
             "lr": REAL, "beta1": REAL, "beta2": REAL, "eps": REAL, "weight_decay": REAL, "decoupled": BOOLEAN,
@@ -351,7 +351,7 @@ RANDOM: Mapping[str, Operation] = {
         },
         _adam, {"after": listed(listed(REAL, 3))},
     ),
-    "sgd": Operation(
+    "sgd": Query(
         "Parameter and momentum after a step; before it these and the gradient second.",
         {
             "lr": REAL, "momentum": REAL, "dampening": REAL, "weight_decay": REAL, "nesterov": BOOLEAN,
@@ -361,4 +361,4 @@ RANDOM: Mapping[str, Operation] = {
     ),
 }  # fmt: skip
 
-NUMERICS: Mapping[str, Operation] = {**ROUNDING, **RANDOM}
+NUMERICS: Mapping[str, Query] = {**ROUNDING, **RANDOM}

@@ -25,7 +25,7 @@ from tallystick.dispute.terms import Party
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.evidence.bundle import parse_bundle
-from tallystick.evidence.conformance import Json, Operation, Refused
+from tallystick.evidence.conformance import Json, Query, Refused
 from tallystick.evidence.numeric_questions import NUMERICS
 from tallystick.evidence.question_forms import (
     CONTENT,
@@ -141,37 +141,37 @@ ENTRIES = listed(
         "additionalProperties": False,
     }
 )
-TREES: Mapping[str, Operation] = {
-    "roots": Operation(
+TREES: Mapping[str, Query] = {
+    "roots": Query(
         "Roots of the trees of the first 0, 1, .. leaves.", {"leaves": HEXES}, _roots, {"roots": HASHES}
     ),
-    "inclusion": Operation(
+    "inclusion": Query(
         "The inclusion proof of a leaf.", {"leaves": HEXES, "index": INTEGER}, _prove_inclusion,
         {"proof": HASHES, "root": HASH},
     ),
-    "verify-inclusion": Operation(
+    "verify-inclusion": Query(
         "Whether a proof leads from a leaf to a root.",
         {"leaf": HEX, "index": INTEGER, "size": INTEGER, "proof": HEXES, "root": HEX}, _inclusion, prepare=_with_leaf,
     ),
-    "consistency": Operation(
+    "consistency": Query(
         "The proof that a tree begins with an older one.", {"leaves": HEXES, "old_size": INTEGER}, _prove_consistency,
         {"proof": HASHES, "old_root": HASH, "root": HASH},
     ),
-    "verify-consistency": Operation(
+    "verify-consistency": Query(
         "Whether a proof shows that a tree begins with an older one.",
         {"old_size": INTEGER, "size": INTEGER, "old_root": HEX, "root": HEX, "proof": HEXES}, _consistency,
     ),
-    "state": Operation(
+    "state": Query(
         "The roots of a state.", {"entries": ENTRIES}, _state,
         {"tensor_roots": HASHES, "entry_leaves": HEXES, "summary": CONTENT, "root": HASH},
     ),
-    "verify-state": Operation("Whether a state has a root.", {"entries": ENTRIES, "root": TEXT}, _verify_state),
-    "summary": Operation("Whether a state summary has a root.", {"document": CONTENT, "root": TEXT}, _summary),
-    "open-chunk": Operation(
+    "verify-state": Query("Whether a state has a root.", {"entries": ENTRIES, "root": TEXT}, _verify_state),
+    "summary": Query("Whether a state summary has a root.", {"document": CONTENT, "root": TEXT}, _summary),
+    "open-chunk": Query(
         "The proof of a chunk.", {"entries": ENTRIES, "name": TEXT, "chunk_index": INTEGER}, _open_chunk,
         {"proof": CONTENT},
     ),
-    "verify-chunk": Operation(
+    "verify-chunk": Query(
         "Whether a chunk lies under a state's root.", {"proof": CONTENT, "chunk": CONTENT, "root": HEX}, _chunk
     ),
 }  # fmt: skip
@@ -273,51 +273,51 @@ def _with_keys(case: Json) -> Json:
     return {"keys": {}, **case}
 
 
-EVIDENCE: Mapping[str, Operation] = {
-    "verify-transcript": Operation(
+EVIDENCE: Mapping[str, Query] = {
+    "verify-transcript": Query(
         "Whether specification, records and statement fit together.",
         {"specification": CONTENT, "records": CONTENT, "statement": CONTENT}, _transcript,
         {"specification_digest": HASH, "leaf_hashes": HASHES, "root": HASH},
     ),
-    "step-proof": Operation("Whether a record lies under a run's root.", {"proof": CONTENT, "root": HEX}, _step),
-    "specification-proof": Operation(
+    "step-proof": Query("Whether a record lies under a run's root.", {"proof": CONTENT, "root": HEX}, _step),
+    "specification-proof": Query(
         "Whether a specification does.", {"proof": CONTENT, "specification": CONTENT, "root": HEX}, _specification
     ),
-    "extension-proof": Operation(
+    "extension-proof": Query(
         "Whether a run begins with an older one.", {"proof": CONTENT, "old_root": HEX, "root": HEX}, _extension
     ),
-    "note": Operation(
+    "note": Query(
         "Which of the keys signed a note, and when.", {"note": TEXT, "vkeys": listed(TEXT)}, _note, {"signed": OBJECT}
     ),
-    "log-proof": Operation(
+    "log-proof": Query(
         "When the policy's witnesses had seen an entry.",
         {"proof": TEXT, "kind": TEXT, "digest": TEXT, "policy": TEXT}, _log_proof, {"seen_at": optional(INTEGER)},
     ),
-    "log-policy": Operation("Whether a log policy is well formed.", {"policy": TEXT}, _log_policy),
-    "envelope": Operation(
+    "log-policy": Query("Whether a log policy is well formed.", {"policy": TEXT}, _log_policy),
+    "envelope": Query(
         "What the key's owner signed.", {"envelope": TEXT, "key": HEX}, _envelope, {"predicate": OBJECT}
     ),
-    "model-signature": Operation(
+    "model-signature": Query(
         "Whether the key's owner signed these files, SHA-256 by name.",
         {"signature": TEXT, "key": TEXT, "files": {"type": "object", "additionalProperties": TEXT}}, _model_signature,
         {"root_digest": HASH},
     ),
-    "audit-draw": Operation(
+    "audit-draw": Query(
         "The probability, a fraction in lowest terms, with which a drawn audit finds what it promises to.", {"draw": TEXT},
         _audit_draw, {"power": listed(INTEGER, 2)}, prepare=_with_lowest_terms,
     ),
-    "bundle": Operation(
+    "bundle": Query(
         "The members of a bundle: kind, name, bytes.", {"bundle": HEX}, _bundle, {"members": listed(listed(TEXT, 3))}
     ),
-    "verdict": Operation(
+    "verdict": Query(
         "Whether a verdict follows from what it rests on.",
         {"verdict": TEXT, "run": TEXT, "auditor_run": TEXT, "specification": TEXT}, _verdict,
     ),
-    "exchange": Operation(
+    "exchange": Query(
         "Whether an answer counts for a question, of the key's owner.", {"question": HEX, "answer": HEX, "key": HEX},
         _exchange,
     ),
-    "dispute": Operation(
+    "dispute": Query(
         "Whether a dispute's record passes every check, the parties known by these key ids; else which is the first that "
         "it does not, 0 for its form, and how that ends.",
         {"record": TEXT, "run_root": HEX, "keys": OBJECT}, _dispute, prepare=_with_keys,
@@ -326,7 +326,7 @@ EVIDENCE: Mapping[str, Operation] = {
 }  # fmt: skip
 
 
-OPERATIONS: Mapping[str, Operation] = {**TREES, **EVIDENCE, **NUMERICS}
+OPERATIONS: Mapping[str, Query] = {**TREES, **EVIDENCE, **NUMERICS}
 ASKED_AS: Mapping[str, Sequence[str]] = {
     "inclusion": ("inclusion", "verify-inclusion"),
     "consistency": ("consistency", "verify-consistency"),

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tallystick.commit.directory import parse_map_proof, verify_lookup
 from tallystick.errors import Mismatch
-from tallystick.evidence.conformance import Json, Operation
+from tallystick.evidence.conformance import Json, Query
 from tallystick.evidence.question_forms import (
     BOOLEAN,
     CONTENT,
@@ -135,13 +135,13 @@ def _revocation(chain: str, root: str, lists: list[str], at: int, required: bool
     return {"facts": {"status": found.status, "not_checked": list(found.unknown)}}
 
 
-CHIPS: Mapping[str, Operation] = {
-    "chip-log": Operation(
+CHIPS: Mapping[str, Query] = {
+    "chip-log": Query(
         "What is wrong with a log, beside what others know of it: [rule, number of the record, severity] each.",
         {"key": HEX, "frames": HEXES, "known": listed(listed({}, 2))}, _chip_log, {"findings": listed(listed({}, 3))},
         prepare=_with_frames,
     ),
-    "tpm-evidence": Operation(
+    "tpm-evidence": Query(
         "What a TPM states about the head of a chip's log.",
         {
             "evidence": TEXT, "attestation_key": HEX, "device_key": HEX, "ueid": HEX, "head": listed({}, 2),
@@ -149,16 +149,16 @@ CHIPS: Mapping[str, Operation] = {
         },
         _tpm_evidence, {"facts": OBJECT},
     ),
-    "device-evidence": Operation(
+    "device-evidence": Query(
         "What an accelerator states at a second since 1970.",
         {"file": TEXT, "root": TEXT, "nonce": HEX, "at": INTEGER, "reference": TEXT}, _device_evidence, {"facts": OBJECT},
     ),
-    "tpm-enrolment": Operation(
+    "tpm-enrolment": Query(
         "Whether an answer enrols a key, and the challenge's credential and seed with this ephemeral key.",
         {"request": TEXT, "root": TEXT, "at": INTEGER, "ephemeral": TEXT, "secret": HEX, "answer": HEX}, _enrolment,
         {"facts": OBJECT},
     ),
-    "revocation": Operation(
+    "revocation": Query(
         "What is known of a chain's revocation.",
         {"chain": TEXT, "root": TEXT, "lists": HEXES, "at": INTEGER, "required": BOOLEAN}, _revocation, {"facts": OBJECT},
     ),
@@ -215,35 +215,35 @@ def _batch_opening(opening: str, run: str, steps: int, data: str) -> Values:
     return {"batch": found.digest, "form": found.form, "records": list(found.records)}
 
 
-AGREED: Mapping[str, Operation] = {
-    "registry": Operation(
+AGREED: Mapping[str, Query] = {
+    "registry": Query(
         "The registry's name and both roots after these entries.", {"lines": listed(TEXT)}, _registry,
         {"registry": HASH, "log": HASH, "state": HASH},
     ),
-    "registry-map": Operation(
+    "registry-map": Query(
         "The value of a key, or null, under a map's root.", {"key": HEX, "root": HEX, "proof": OBJECT}, _registry_map,
         {"value": optional(HEX)},
     ),
-    "draw": Operation(
+    "draw": Query(
         "Which chips a beacon draws.", {"announcement": TEXT, "beacon": HEX}, _draw,
         {"seed": HASH, "samples": {"type": "object", "additionalProperties": INTEGERS}, "digest": HASH},
     ),
-    "rules": Operation(
+    "rules": Query(
         "The digest of a file of rules, and of each rule name and kind.", {"data": CONTENT}, _rules,
         {"digest": HASH, "rules": listed(listed(TEXT, 2))}, prepare=_with_data,
     ),
-    "neutral-order": Operation(
+    "neutral-order": Query(
         "The digest of an order, and how many bits its output can tell.", {"order": TEXT}, _neutral_order,
         {"digest": HASH, "bits": INTEGER},
     ),
-    "neutral-output": Operation(
+    "neutral-output": Query(
         "The values of a neutral run's output.", {"order": TEXT, "printed": TEXT}, _neutral_output, {"values": OBJECT}
     ),
-    "batch-opening": Operation(
+    "batch-opening": Query(
         "The records of a batch of a run with these steps and this commitment to its data.",
         {"opening": HEX, "run": HASH, "steps": INTEGER, "data": HASH}, _batch_opening,
         {"batch": HASH, "form": optional(HASH), "records": HASHES},
     ),
 }  # fmt: skip
 
-FLEET_OPERATIONS: Mapping[str, Operation] = {**CHIPS, **AGREED}
+FLEET_OPERATIONS: Mapping[str, Query] = {**CHIPS, **AGREED}

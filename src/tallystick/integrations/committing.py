@@ -30,7 +30,7 @@ from tallystick.fleet.provenance.transcripts import (
     make_precommit,
     make_report,
 )
-from tallystick.integrations.observed import Observation
+from tallystick.integrations.observed import Registration
 from tallystick.integrations.run_replayer import batch_digests, flop_per_step, tokens_per_step
 from tallystick.run.documents import Specification
 from tallystick.store.chips import ChipDirectory
@@ -80,7 +80,7 @@ def commit_run(
             write_whole(beside(run, "opening"), opening.encode(), mode=0o600)
             write_whole(beside(run, "precommit"), precommit.encode())
             log_precommit(precommit.digest())
-        Observation(chip, session.model, session.optimizer, steps_done=session.step)
+        Registration(chip, session.model, session.optimizer, steps_done=session.step)
 
     return began
 

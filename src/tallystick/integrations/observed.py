@@ -44,7 +44,7 @@ _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1).value
 
 def observe(
     directory: str | os.PathLike[str], model: nn.Module, optimizer: torch.optim.Optimizer
-) -> Observation:
+) -> Registration:
     """Let the agent of the chip in ``directory`` observe this process's training; close the result to end it.
 
     Raises:
@@ -54,10 +54,10 @@ def observe(
     chip = ChipDirectory(Path(directory))
     if not chip.settings_path.exists():
         raise InvalidInput(f"{directory}: no chip lies there; `tally chip init` makes one")
-    return Observation(chip, model, optimizer)
+    return Registration(chip, model, optimizer)
 
 
-class Observation:
+class Registration:
     """A registration that holds until ``close`` or the end of the process."""
 
     def __init__(

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tallystick.errors import InvalidInput
-from tallystick.numerics.reference import FP32_LARGEST, Entry
+from tallystick.numerics.reference import FP32_LARGEST, LoggedElement
 
 FEWEST_BITS, MOST_BITS = 26, 32
 FP32_FLOOR = -149  # exponent of the smallest positive FP32 value
@@ -92,7 +92,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedActivation:
     """What following a site gave.
 
     Attributes:
@@ -126,28 +126,28 @@ def round_bits(x: float, bits: int) -> float:
     return math.copysign(math.inf, x) if abs(value) > FP32_LARGEST else value
 
 
-def record(xs: Sequence[float], grid: NearestGrid) -> tuple[list[float], list[Entry]]:
+def record(xs: Sequence[float], grid: NearestGrid) -> tuple[list[float], list[LoggedElement]]:
     """The rounded values of a tensor in flat order, and its log: elements closer than the band to a boundary.
 
     Raises InvalidInput, naming the element, for a value that is not finite or rounds beyond FP32.
     """
     values: list[float] = []
-    entries: list[Entry] = []
+    entries: list[LoggedElement] = []
     for i, x in enumerate(xs):
         place = _placed(x, grid, i)
         values.append(_checked(_value(x, place, place.up), i))
         if place.is_within(grid.delta_exponent(place.quantum)):
-            entries.append(Entry(i, place.up if x > 0.0 else 1 - place.up))
+            entries.append(LoggedElement(i, place.up if x > 0.0 else 1 - place.up))
     return values, entries
 
 
-def follow(ys: Sequence[float], entries: Sequence[Entry], grid: NearestGrid) -> Followed:
+def follow(ys: Sequence[float], entries: Sequence[LoggedElement], grid: NearestGrid) -> FollowedActivation:
     """The recorder's values from this machine's ``ys`` and the log.
 
     Raises InvalidInput, naming the element, for a value that is not finite or rounds beyond FP32.
     """
     sides = {entry.index: entry.side for entry in entries}
-    found = Followed([], [], 0, 0, 0, 0.0)
+    found = FollowedActivation([], [], 0, 0, 0, 0.0)
     corrections = near = tied = 0
     chance = 0.0
     for i, y in enumerate(ys):
@@ -164,7 +164,7 @@ def follow(ys: Sequence[float], entries: Sequence[Entry], grid: NearestGrid) -> 
         near += within
         tied += place.is_within(place.unit + TIED)
         chance += math.ldexp(1.0, band + 1 - place.quantum)
-    return Followed(found.values, found.violations, corrections, near, tied, chance)
+    return FollowedActivation(found.values, found.violations, corrections, near, tied, chance)
 
 
 def adapt_threshold(

@@ -104,7 +104,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoggedElement:
     """A logged element: flat index, and 1 if the recorder's value lay on the upper side of its boundary."""
 
     index: int
@@ -151,7 +151,7 @@ def round_element(x: float, grid: Grid, t: float = T_FIXED, *, index: int = 0) -
 
 def record(
     xs: Sequence[float], precision: int, band: ScaledBand | RelativeBand, words: Sequence[int] | None = None
-) -> tuple[list[float], list[Entry]]:
+) -> tuple[list[float], list[LoggedElement]]:
     """The rounded values of a tensor in flat order, and its log: elements closer than delta to a boundary.
 
     `words` holds one 32-bit dither word per element, or None for T_FIXED; dither needs precision 0. Raises
@@ -159,18 +159,18 @@ def record(
     """
     _check_arguments(len(xs), precision, band, words)
     values: list[float] = []
-    entries: list[Entry] = []
+    entries: list[LoggedElement] = []
     for i, x in enumerate(xs):
         rounded = round_element(x, _grid(i, len(xs), precision, band), _position(i, words), index=i)
         values.append(rounded.value)
         if math.ldexp(rounded.distance, rounded.exponent) < _delta(i, len(xs), x, band):
-            entries.append(Entry(i, rounded.side))
+            entries.append(LoggedElement(i, rounded.side))
     return values, entries
 
 
 def follow(
     ys: Sequence[float],
-    entries: Sequence[Entry],
+    entries: Sequence[LoggedElement],
     precision: int,
     band: ScaledBand | RelativeBand,
     words: Sequence[int] | None = None,
@@ -459,7 +459,7 @@ def _check_residues(numel: int, band: ScaledBand, words: Sequence[int] | None, b
         )
 
 
-def _check_entries(entries: Sequence[Entry], numel: int) -> None:
+def _check_entries(entries: Sequence[LoggedElement], numel: int) -> None:
     previous = -1
     for entry in entries:
         if not previous < entry.index < numel:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import isqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from tallystick.errors import Nondeterminism
 from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.reference import LARGEST_EXPONENT, SMALLEST_EXPONENT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DENSEST = 8  # a site with more than one ambiguous element in eight has a useless grid, and is refused
+FINER = 4  # octaves that a grid becomes coarser at once, as far as points of the finer one are known as such
 Key = tuple[int, int]
 NO_KEY: Key = (0, 0)
 
@@ -57,6 +66,28 @@ def not_finite(name: str, element: int) -> Nondeterminism:
 def entry_room(numel: int) -> int:
     """Return how many entries are accepted: one in eight, and eight standard deviations of so many and 256 more."""
     return 256 + numel // DENSEST + 8 * isqrt(numel // DENSEST)
+
+
+def may_rest(grid: SiteGrid) -> bool:
+    """Whether what a step leaves as it is may all lie near boundaries of a grid that became coarser: of none that is dithered."""
+    return grid.scales.size > 0 and not grid.dithered
+
+
+def is_dense(x: Tensor, grid: SiteGrid, index: npt.NDArray[np.int64], most: int) -> bool:
+    """Whether more than ``most`` of the elements ``index``, int64[k], are near a boundary by chance.
+
+    What a step leaves as it is, as most of a queue, lies on points of its grid: half of these are all as far from a boundary of
+    one that became an octave coarser, within its band or not.
+    """
+    if index.size <= most or not may_rest(grid):
+        return index.size > most
+    values = x.detach().reshape(-1).cpu().numpy()[index].astype(np.float64)
+    scales = grid.scales.astype(np.int64)[index // (x.numel() // grid.scales.size)]
+    exponents = np.maximum(scales + grid.floor, SMALLEST_EXPONENT)
+    if grid.precision:
+        exponents = np.maximum(np.frexp(values)[1] - grid.precision, exponents)
+    points = np.ldexp(values, FINER - np.minimum(exponents, LARGEST_EXPONENT))
+    return int((points != np.floor(points)).sum()) > most
 
 
 def too_dense(name: str, count: int, numel: int) -> Nondeterminism:

@@ -26,6 +26,8 @@ from tallystick.numerics.rounded_sites import (
     Key,
     entry_room,
     followed_residues,
+    is_dense,
+    may_rest,
     not_finite,
     too_dense,
 )
@@ -60,6 +62,8 @@ def round_recorded(
     Raises:
         Nondeterminism: an element is not finite, or does not fit the target format.
     """
+    if out.data_ptr() == x.data_ptr() and may_rest(grid) and x.numel() > entry_room(x.numel()):
+        x = x.clone()  # looked at again where many are ambiguous
     if x.device.type == "cpu":
         return record_cpu(x, grid, out=out, old=old, key=key, name=name)
     if has_triton(x.device, x, out, old):
@@ -178,7 +182,7 @@ def record_cpu(
     index, side, bad = grid_rounding.record(site, threads=torch.get_num_threads())
     if bad >= 0:
         raise not_finite(name, bad)
-    if index.size > entry_room(site.n):
+    if is_dense(x, grid, index, entry_room(site.n)):
         raise too_dense(name, index.size, site.n)
     return SparseEntries.ascending(site.n, 1, index, side.astype(np.int64))
 

@@ -29,6 +29,7 @@ from tallystick.numerics.rounded_sites import (
     Key,
     entry_room,
     followed_residues,
+    is_dense,
     not_finite,
     too_dense,
 )
@@ -208,7 +209,7 @@ def record_tensor(
         indexes.append(found.cpu().numpy() + start)
         sides.append(bit.cpu().numpy().astype(np.int64))
     index = np.concatenate(indexes)
-    if index.size > entry_room(x.numel()):
+    if is_dense(x, grid, index, entry_room(x.numel())):
         raise too_dense(name, index.size, x.numel())
     return SparseEntries(x.numel(), 1, index, np.concatenate(sides))
 

@@ -15,7 +15,15 @@ from tallystick.errors import InvalidInput
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.kernels.grid_rounding import blocks_of, largest_result
 from tallystick.numerics.log import SparseEntries
-from tallystick.numerics.rounded_sites import Followed, Key, entry_room, not_finite, too_dense
+from tallystick.numerics.rounded_sites import (
+    Followed,
+    Key,
+    entry_room,
+    is_dense,
+    may_rest,
+    not_finite,
+    too_dense,
+)
 
 
 @cache
@@ -56,11 +64,11 @@ def record_triton(
     x: Tensor, grid: SiteGrid, *, out: Tensor, old: Tensor | None, key: Key, name: str
 ) -> SparseEntries:
     """Return what ``rounding.round_recorded`` does, for tensors that ``has_triton`` takes."""
-    room = entry_room(x.numel())
+    room = x.numel() if may_rest(grid) else entry_room(x.numel())
     found = triton().record(x, _triton_grid(x, grid, out, old, key), out, old, room)
     if found.bad >= 0:
         raise not_finite(name, found.bad)
-    if found.count > room:
+    if found.count > room or is_dense(x, grid, found.positions, entry_room(x.numel())):
         raise too_dense(name, found.count, x.numel())
     return SparseEntries(x.numel(), 1, found.positions, found.sides)
 

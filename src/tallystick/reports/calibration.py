@@ -29,7 +29,7 @@ from tallystick.reports.layout import (
     share,
 )
 from tallystick.reports.plot import Curve, Marked, Plot
-from tallystick.roles.calibrator import Expectation, Order, Proposal, grid_of
+from tallystick.roles.calibrator import CalibrationOrder, Expectation, Proposal, grid_of
 
 LOUDEST = 5  # sites that the page lists by name
 LOWEST_SHARES = (-12, -6)  # powers of ten between which the plot ends, three below the least mark
@@ -41,7 +41,7 @@ AROUND = (10, 10)  # octaves that the plot shows below and above the policy's ba
 class CalibrationReport:
     """One calibration, for people and as JSON."""
 
-    order: Order
+    order: CalibrationOrder
     surveys: Sequence[Survey]
     proposal: Proposal
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -141,7 +141,7 @@ def tick_text(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Frame:
+class PlotArea:
     """Where the inside of a chart lies, and what its axes measure."""
 
     x: Axis
@@ -168,7 +168,7 @@ class Mark:
     name: str
     hue: str
 
-    def draw(self, at: Frame) -> Iterator[str]:
+    def draw(self, at: PlotArea) -> Iterator[str]:
         """Return its SVG elements."""
         return self._draw(at)
 
@@ -176,7 +176,7 @@ class Mark:
         """Return its sample in a legend, from ``x`` on 30 pixels wide."""
         return self._key(x, y)
 
-    def _draw(self, at: Frame) -> Iterator[str]:
+    def _draw(self, at: PlotArea) -> Iterator[str]:
         raise NotImplementedError
 
     def _key(self, x: float, y: float) -> Iterator[str]:
@@ -191,7 +191,7 @@ class Line(Mark):
     dash: str = ""
     thickness: float = 2.0
 
-    def _draw(self, at: Frame) -> Iterator[str]:
+    def _draw(self, at: PlotArea) -> Iterator[str]:
         drawn = [(at.across(x), at.down(y)) for x, y in thinned(self.points) if at.x.low <= x <= at.x.high]
         if len(drawn) == 1:
             yield element("circle", cx=drawn[0][0], cy=drawn[0][1], r=3, class_=f"f{self.hue}")
@@ -212,7 +212,7 @@ class Area(Mark):
 
     points: Sequence[tuple[float, float, float]]
 
-    def _draw(self, at: Frame) -> Iterator[str]:
+    def _draw(self, at: PlotArea) -> Iterator[str]:
         there = [(at.across(x), at.down(high)) for x, _, high in self.points]
         back = [(at.across(x), at.down(low)) for x, low, _ in reversed(self.points)]
         yield element("polygon", points=_joined(there + back), class_=f"f{self.hue}", opacity=0.2)
@@ -229,7 +229,7 @@ class Dots(Mark):
     shape: str = "dot"
     tips: Sequence[str] = ()
 
-    def _draw(self, at: Frame) -> Iterator[str]:
+    def _draw(self, at: PlotArea) -> Iterator[str]:
         for number, (x, y, radius) in enumerate(self.points):
             tip = element("title", escaped(self.tips[number])) if self.tips else None
             yield self._shape(at.across(x), at.down(y), radius, tip)
@@ -255,7 +255,7 @@ class Bars(Mark):
 
     spans: Sequence[tuple[float, float, int]]
 
-    def _draw(self, at: Frame) -> Iterator[str]:
+    def _draw(self, at: PlotArea) -> Iterator[str]:
         for start, end, row in self.spans:
             x, y = at.across(start), at.down(row) + 4
             yield element(
@@ -277,7 +277,7 @@ class Upright(Mark):
     text: str
     place: int = 0
 
-    def _draw(self, at: Frame) -> Iterator[str]:
+    def _draw(self, at: PlotArea) -> Iterator[str]:
         x = at.across(self.x)
         yield element(
             "path", d=f"M{x:.1f} {at.top}V{at.bottom}", class_=f"s{self.hue}", stroke_dasharray="5 3"
@@ -292,7 +292,7 @@ class Intervals(Mark):
 
     found: Sequence[tuple[float, float, float, float, float]]
 
-    def _draw(self, at: Frame) -> Iterator[str]:
+    def _draw(self, at: PlotArea) -> Iterator[str]:
         for x, value, low, high, expected in self.found:
             across, top, bottom = at.across(x), at.down(high), at.down(low)
             path = f"M{across - 4:.1f} {top:.1f}h8M{across - 4:.1f} {bottom:.1f}h8M{across:.1f} {top:.1f}V{bottom:.1f}"
@@ -304,12 +304,12 @@ class Intervals(Mark):
 
 
 @dataclass(frozen=True)
-class Cells(Mark):
+class Heatmap(Mark):
     """A matrix: for each row and column a share from 0, dark, to 1, light, with its text; the diagonal is framed."""
 
     shares: Sequence[Sequence[tuple[float, str]]]
 
-    def _draw(self, at: Frame) -> Iterator[str]:
+    def _draw(self, at: PlotArea) -> Iterator[str]:
         for y, row in enumerate(self.shares):
             for x, (part, text) in enumerate(row):
                 left, top = at.across(x), at.down(y)
@@ -393,14 +393,14 @@ class Chart:
         texts = max((len(text) for _, text in self.x.ticks), default=0) * LETTER + 10 if self._upended else 19
         return (texts if self.x.ticks else 0) + (20 if self.x.label else 0)
 
-    def _frame(self, top: float) -> Frame:
+    def _frame(self, top: float) -> PlotArea:
         beside = max((len(text.replace("^", "")) for _, text in self.y.ticks), default=0) * LETTER
         left = GAP + beside + (8 if beside else 0) + (18 if self.y.label else 0)
         far = max(map(len, self.y.far), default=0) * LETTER
         inside = NAMED * self.y.high if self.y.rows else self.tall
-        return Frame(self.x, self.y, left, top, self.width - GAP - (far + 8 if far else 6), top + inside)
+        return PlotArea(self.x, self.y, left, top, self.width - GAP - (far + 8 if far else 6), top + inside)
 
-    def _axes(self, at: Frame) -> Iterator[str]:
+    def _axes(self, at: PlotArea) -> Iterator[str]:
         for value, text in self.y.ticks:
             y = at.down(value)
             yield element("path", d=f"M{at.left:.1f} {y:.1f}H{at.right:.1f}", class_="grid")

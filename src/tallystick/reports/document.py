@@ -38,7 +38,7 @@ from tallystick.reports.layout import (
     Table,
     Words,
 )
-from tallystick.reports.run import RunReport
+from tallystick.reports.run import RunSummary
 from tallystick.reports.webpage import html
 from tallystick.run.calibration import CalibrationChoice, SiteChoice, parse_calibration
 from tallystick.store.files import RunDirectory, read_whole
@@ -105,10 +105,10 @@ def find_sources(directory: RunDirectory) -> Sources:
 
 
 @dataclass
-class Document:
+class PageContents:
     """What the page shows; ``problems`` says what could not be read."""
 
-    report: RunReport
+    report: RunSummary
     audits: list[Foreign] = field(default_factory=list[Foreign])
     disputes: list[Foreign] = field(default_factory=list[Foreign])
     bands: Sequence[Part] = ()
@@ -201,9 +201,9 @@ def _over_steps(
     return Chart(title, x, y, [Line("", "0", real), *placed], [] if real else ["nothing to draw"])
 
 
-def read_document(directory: RunDirectory, report: RunReport, sources: Sources) -> Document:
+def read_document(directory: RunDirectory, report: RunSummary, sources: Sources) -> PageContents:
     """Return the page's contents; a file that cannot be used is a problem on the page, not an error."""
-    found = Document(report)
+    found = PageContents(report)
     for paths, kept in ((sources.audits, found.audits), (sources.disputes, found.disputes)):
         for path in paths:
             try:
@@ -244,7 +244,7 @@ def _load(path: Path, run: Path) -> Foreign:
 # -- bands -----------------------------------------------------------------------------------------
 
 
-def _bands(directory: RunDirectory, report: RunReport, choice: CalibrationChoice | None) -> list[Part]:
+def _bands(directory: RunDirectory, report: RunSummary, choice: CalibrationChoice | None) -> list[Part]:
     """Return bands by kind of site in the last committed state, what they say of noise, and what was measured."""
     stated = report.specification
     safety = policy_of(stated.policy.name, stated.policy.parameters).safety

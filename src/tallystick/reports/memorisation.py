@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from tallystick.fleet.provenance.memorisation import RunMemory, SegmentMemory
-from tallystick.reports.chart import Cells, Chart, figure, named
+from tallystick.reports.chart import Chart, Heatmap, figure, named
 from tallystick.reports.layout import (
     GOOD,
     UNSURE,
@@ -77,7 +77,7 @@ class MemoryReport:
         cut = f"; the first {MOST_CELLS} of {len(memory.segments)} segments" * (
             len(memory.segments) > MOST_CELLS
         )
-        cells = Cells(
+        cells = Heatmap(
             f"0: remembered, to {100 * memory.quantile:g} and more: looks unseen", "ink",
             [
                 [(min(1.0, part / memory.quantile), f"{100 * part:.0f}") for part in row[:MOST_CELLS]]

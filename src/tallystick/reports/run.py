@@ -55,7 +55,7 @@ class LogSize:
 
 
 @dataclass(frozen=True)
-class RunReport:
+class RunSummary:
     """One run as its directory tells it.
 
     Attributes:
@@ -262,7 +262,7 @@ def read_run(
     read_log: bool = True,
     recorded_now: int = 0,
     seconds: Mapping[str, float] | None = None,
-) -> RunReport:
+) -> RunSummary:
     """Return the report on ``directory``; an unreadable log is part of the report.
 
     Raises:
@@ -278,7 +278,7 @@ def read_run(
             log = _measure(directory, transcript)
         except (InvalidInput, Mismatch, StoreError) as refused:
             problem = str(refused)
-    return RunReport(str(directory.path), transcript, finished, log, problem, recorded_now, seconds or {})
+    return RunSummary(str(directory.path), transcript, finished, log, problem, recorded_now, seconds or {})
 
 
 def _measure(directory: RunDirectory, transcript: Transcript) -> LogSize:

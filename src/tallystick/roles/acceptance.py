@@ -269,6 +269,8 @@ class Acceptance:
         context.own_gradients = bend.gradients
         if bend.problem is not None:
             what = "decisions moved that a repetition of the step does not come to as the log does"
+            if not context.freedom.decisions_moved:
+                what = "step that does not follow from its loss, after the log turned a decision"
             context.excesses.append((None, Excess(what, "all of them", bend.problem)))
 
     def _measure_what_is_new(self, session: Session, context: FollowingContext, backward: Backward) -> None:

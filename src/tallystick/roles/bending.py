@@ -30,6 +30,8 @@ from tallystick.numerics.log import Kind
 JITTERED = 16
 """Repetitions at most that show what noise moves off its switching point: a sum of three terms stays there in one of two."""
 JITTER_SEED = 71
+ALIKE = 2.0**-20
+"""What is left of two gradients' product of squares, where they are as good as one and the same."""
 
 
 class _OwnBranches(FollowingContext):
@@ -327,9 +329,7 @@ class Carried:
             there = torch.zeros_like(p, dtype=torch.float64) if gradient is None else gradient.double()
             there = there - self.before.get(place, torch.zeros_like(there))
             again = repeated.get(name, torch.zeros_like(there)).double()
-            squares = float(again.square().sum())
-            factors[place] = max(float((there * again).sum()) / squares, 0.0) if squares > 0.0 else 0.0
-            besides = there - factors[place] * again
+            factors[place], besides = _follow(there, again, p.detach().double())
             if bool(besides.any()):
                 left[place] = besides
             over, size = over + float(besides.square().sum()), size + float(there.square().sum())
@@ -337,6 +337,25 @@ class Carried:
             return _Follows(factors, left)
         most = math.sqrt(over / size) if size > 0.0 else math.inf
         return _Follows(factors, left, f"{most:.3g} of the gradient another one")
+
+
+def _follow(gradient: Tensor, again: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+    """Return by which factor a gradient is another, ``again``, and what it has besides: float64, all of one shape.
+
+    A loop may add its own decay, a share of the ``weights`` that is not negative; nor is the factor.
+    """
+    squares, products = float(again.square().sum()), float((gradient * again).sum())
+    factor = max(products / squares, 0.0) if squares > 0.0 else 0.0
+    besides = gradient - factor * again
+    weight, both = float(weights.square().sum()), float((again * weights).sum())
+    determinant = squares * weight - both * both
+    if bool(besides.any()) and determinant > ALIKE * squares * weight:
+        own = float((gradient * weights).sum())
+        with_decay = (products * weight - own * both) / determinant
+        decay = (own * squares - products * both) / determinant
+        if with_decay >= 0.0 and decay > 0.0:
+            return with_decay, gradient - with_decay * again - decay * weights
+    return factor, besides
 
 
 def count_exact(session: Session, context: FollowingContext, backward: Backward) -> int:

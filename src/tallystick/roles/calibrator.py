@@ -57,7 +57,7 @@ Progress = Callable[[int, int, str], None]  # done, of how many, what comes next
 
 
 @dataclass(frozen=True)
-class Order:
+class CalibrationOrder:
     """What to measure.
 
     Attributes:
@@ -77,7 +77,7 @@ class Order:
     device: str = "cpu"
 
 
-def measure(order: Order, child: Child, progress: Progress) -> list[Survey]:
+def measure(order: CalibrationOrder, child: Child, progress: Progress) -> list[Survey]:
     """Return a survey of each step asked for.
 
     Raises:
@@ -134,7 +134,7 @@ def _train(session: Session, job: Job, seed: int) -> None:
     session.settle(context)
 
 
-def _survey(order: Order, job: Job, session: Session, child: Child, count: _Count) -> Survey:
+def _survey(order: CalibrationOrder, job: Job, session: Session, child: Child, count: _Count) -> Survey:
     backward = backward_of(session, job)
     where = f"step {session.step}"
 
@@ -170,7 +170,9 @@ class PassRequest(Document, what="request", limit=REQUEST_LIMIT):
     step: int
 
 
-def _pass_under(order: Order, session: Session, reference: Reference, profile: Profile, child: Child) -> Pass:
+def _pass_under(
+    order: CalibrationOrder, session: Session, reference: Reference, profile: Profile, child: Child
+) -> Pass:
     """Return the pass that a child process makes under ``profile`` from this session's state."""
     try:
         with tempfile.TemporaryDirectory(prefix="tallystick-calibrate-") as name:
@@ -323,7 +325,7 @@ def _charge(total: _Sum, measured: Measured, grid: SiteGrid) -> None:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CalibrationLimits:
     """What the caller wants: at most so many bits of log per parameter and step, at most so much freedom."""
 
     log_bits: float | None = None
@@ -384,7 +386,7 @@ def needed_safety(policy: Policy, surveys: Sequence[Survey]) -> tuple[int, str] 
     return most
 
 
-def propose(policy: Policy, surveys: Sequence[Survey], wanted: Wanted) -> Proposal:
+def propose(policy: Policy, surveys: Sequence[Survey], wanted: CalibrationLimits) -> Proposal:
     """Return the numbers that meet ``wanted``, or come as near to it as the policy allows.
 
     The safety is the policy's own, or larger where other profiles ask for it; of the grids that meet what is wanted the
@@ -451,7 +453,7 @@ def _proposal(
     return Proposal(made, found, own, needed, decisive, problems, warnings)
 
 
-def choice_of(order: Order, surveys: Sequence[Survey], proposal: Proposal) -> CalibrationChoice:
+def choice_of(order: CalibrationOrder, surveys: Sequence[Survey], proposal: Proposal) -> CalibrationChoice:
     """Return the document that ``tally record --bands`` reads."""
     last: dict[tuple[int, int], SiteChoice] = {}
     for survey in surveys:

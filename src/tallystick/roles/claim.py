@@ -25,7 +25,7 @@ from tallystick.store.files import RunDirectory
 
 
 @dataclass(frozen=True)
-class Claim:
+class AuditorClaim:
     """The auditor's own run, written down for a dispute.
 
     Attributes:
@@ -47,7 +47,7 @@ def write_claim(
     jitter: bool = False,
     device: str = "cpu",
     progress: Callable[[Progress], None] | None = None,
-) -> Claim | Deviation:
+) -> AuditorClaim | Deviation:
     """Repeat the whole run from its initial state and write the auditor's own transcript and states into ``out``.
 
     Follows the trainer's log as long as it leads to what the trainer's records say; after the first step where it does
@@ -79,7 +79,7 @@ def write_claim(
             out.write_document(out.objection_path, writing.objection.encode())
         out.write_document(out.statement_path, statement.encode())
         first = [at for at in (writing.left, writing.objection and writing.objection.step) if at is not None]
-        return Claim(min(first, default=None), statement.final_state, writing.objection)
+        return AuditorClaim(min(first, default=None), statement.final_state, writing.objection)
     finally:
         held.close()
         session.close()

@@ -26,7 +26,7 @@ from tallystick.dispute.exchange import (
     ForfeitError,
     Part,
     Question,
-    Table,
+    QuestionChannel,
     ask_one,
 )
 from tallystick.dispute.moves import bytes_of, items_in, move_fields, parse_move, whole_in
@@ -106,7 +106,7 @@ class OperatorResult:
     operator: Operator | None
     accusation: Accusation | None
     cost: Cost
-    evidence: Evidence | None = None
+    evidence: RecordParts | None = None
     step_seconds: float | None = None
     signed: Mapping[Party, PublicKey] = field(default_factory=dict[Party, PublicKey])
 
@@ -151,7 +151,7 @@ class Signing:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RecordParts:
     """What a record of the dispute needs besides the run's own documents."""
 
     facts: StepFacts
@@ -192,7 +192,7 @@ class OperatorDispute:
             own list has another leaf there than the judge's; None if in none.
     """
 
-    table: Table
+    table: QuestionChannel
     step: int
     agreed: HeldState
     agreed_whole: Callable[[], HeldState | None]
@@ -436,7 +436,7 @@ class OperatorDispute:
             return replace(fallback, rounds=game.rounds, index=at, operator=op)
         loser: Party = "trainer" if finding.fault == "faulty" else "auditor"
         game = play_move(game, None, Ruling(loser, finding.reason))
-        evidence = Evidence(
+        evidence = RecordParts(
             self.facts, self.terms.base, self.chunk, game, accusation, opening, self.agreed.root, finding,
             self.signing.known, tuple(self.signatures),
         )  # fmt: skip

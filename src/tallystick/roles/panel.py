@@ -54,7 +54,7 @@ def panel_profiles() -> tuple[Profile, ...]:
 
 
 @dataclass(frozen=True)
-class Question:
+class PanelQuestion:
     """What a member is asked, and everything that it needs for an answer.
 
     Attributes:
@@ -155,7 +155,7 @@ class KeptOpinions(Document, form=KEPT_FORMAT, what="panel", limit=KEPT_LIMIT):
     said: Mapping[str, Opinion]
 
 
-class Member:
+class PanelMember:
     """One arithmetic: a child process that answers questions one after another.
 
     Where ``elsewhen`` is a number, sets of strings have another order there, of that hash seed, and clocks show another time;
@@ -215,20 +215,20 @@ class Member:
             process.wait()
 
 
-_MEMBERS: dict[str, Member] = {}
+_MEMBERS: dict[str, PanelMember] = {}
 
 
-def sitting_panel() -> Sequence[Member]:
+def sitting_panel() -> Sequence[PanelMember]:
     """Return this process's panel; members that have started stay."""
-    return [_MEMBERS.setdefault(str(profile), Member(profile)) for profile in panel_profiles()]
+    return [_MEMBERS.setdefault(str(profile), PanelMember(profile)) for profile in panel_profiles()]
 
 
-def same_arithmetic() -> Sequence[Member]:
+def same_arithmetic() -> Sequence[PanelMember]:
     """Return members that compute as this process does, each with an order of sets and a clock of its own."""
-    return [_MEMBERS.setdefault(f"elsewhen {n}", Member(Profile(), n)) for n in range(ELSEWHEN)]
+    return [_MEMBERS.setdefault(f"elsewhen {n}", PanelMember(Profile(), n)) for n in range(ELSEWHEN)]
 
 
-def opinions_on(question: Question, members: Sequence[Member]) -> list[Opinion | None]:
+def opinions_on(question: PanelQuestion, members: Sequence[PanelMember]) -> list[Opinion | None]:
     """Return what each member says; None of one that does not answer."""
     with tempfile.TemporaryDirectory(prefix="tally-panel-") as place:
         written = question.write(Path(place))
@@ -237,7 +237,7 @@ def opinions_on(question: Question, members: Sequence[Member]) -> list[Opinion |
         return [member.ask(written) for member in members]
 
 
-def find_dissent(question: Question, own: str, kept: Path | None = None) -> str | None:
+def find_dissent(question: PanelQuestion, own: str, kept: Path | None = None) -> str | None:
     """Return which arithmetics do not answer ``question`` as the judge's ``own`` does, and what they say; None if all agree.
 
     ``kept`` is a folder of the judge's own with what they said before.
@@ -256,12 +256,12 @@ def find_dissent(question: Question, own: str, kept: Path | None = None) -> str 
     return f"arithmetics disagree: {', '.join(alike)}: {own}; {'; '.join(others)}"
 
 
-def _opinions(question: Question) -> dict[str, Opinion | None]:
+def _opinions(question: PanelQuestion) -> dict[str, Opinion | None]:
     members = sitting_panel()
     return dict(zip((str(member.profile) for member in members), opinions_on(question, members), strict=True))
 
 
-def _said_or_kept(question: Question, kept: Path) -> Mapping[str, Opinion | None]:
+def _said_or_kept(question: PanelQuestion, kept: Path) -> Mapping[str, Opinion | None]:
     """Return what the members said before, else what they say now; that is kept if all of them answer."""
     names = [str(member.profile) for member in sitting_panel()]
     path = kept / f"{question.digest(names)}.json"
@@ -292,12 +292,12 @@ class Panel:
     kept: Path | None = None
 
     def find_dissent(self, kind: str, own: str, step: int, **more: Any) -> str | None:
-        """Return which arithmetics do not answer a ``Question`` as the judge's ``own`` does; None if all agree."""
+        """Return which arithmetics do not answer a ``PanelQuestion`` as the judge's ``own`` does; None if all agree."""
         with self.ledger.charging("judge", "panel"):
-            question = Question(kind, self.trainer, self.auditor, self.source, step, **more)
+            question = PanelQuestion(kind, self.trainer, self.auditor, self.source, step, **more)
             return find_dissent(question, own, self.kept)
 
 
 def asked_of(line: bytes) -> Mapping[str, Any]:
-    """Return what ``Question.write`` wrote."""
+    """Return what ``PanelQuestion.write`` wrote."""
     return cast("Mapping[str, Any]", json.loads(line))

@@ -21,7 +21,7 @@ from typing import Any
 
 from tallystick.commit.state import HeldState
 from tallystick.execution.job import JobSource
-from tallystick.roles.panel import Question, opinions_on, same_arithmetic
+from tallystick.roles.panel import PanelQuestion, opinions_on, same_arithmetic
 
 ELSEWHERE_SECONDS = 400 * 86400 + 12345  # another year, month, weekday, hour and minute
 STEPS_BEFORE = 2  # that a process takes before the one that all repeat
@@ -48,7 +48,7 @@ def find_unsteady(
     """
     if source is None or type(source) is not JobSource:
         return None
-    said = opinions_on(Question("same", run, run, source, step, agreed=state), same_arithmetic())
+    said = opinions_on(PanelQuestion("same", run, run, source, step, agreed=state), same_arithmetic())
     found: list[Mapping[str, str]] = []
     for opinion in said:
         if opinion is None or not opinion.answer.startswith("{"):

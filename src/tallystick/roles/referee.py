@@ -16,7 +16,7 @@ from tallystick.commit.state import (
 )
 from tallystick.dispute.bisection import Claim, Game, Level, Silence, apply, open_game, receive
 from tallystick.dispute.bounds.steps import StepFacts, needs_log
-from tallystick.dispute.exchange import ForfeitError, Question, Table
+from tallystick.dispute.exchange import ForfeitError, Question, QuestionChannel
 from tallystick.dispute.openings import StateChunk
 from tallystick.dispute.record import GRIDS_ENTRY, DisputeRecord, StepsGame
 from tallystick.dispute.signed_moves import Terms
@@ -33,7 +33,7 @@ from tallystick.roles.operator_replay import list_base
 from tallystick.roles.panel import Panel
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
-from tallystick.roles.seats import Seat, Witness, read_claim
+from tallystick.roles.seats import Seat, StepParty, read_claim
 from tallystick.roles.step_judge import NOT_PROVEN, StepFinding, StepJudge
 from tallystick.run.transcript import CURSOR, Transcript, check_cursor
 
@@ -125,7 +125,7 @@ class Referee:
             in its name.
     """
 
-    table: Table
+    table: QuestionChannel
     ours: Transcript
     theirs: Transcript
     replay: Replay
@@ -359,7 +359,7 @@ def _weightiest(findings: Sequence[StepFinding], otherwise: DisputeResult) -> Di
     )
 
 
-def find_other_beginning(trainer: Witness, replay: Replay) -> str | None:
+def find_other_beginning(trainer: StepParty, replay: Replay) -> str | None:
     """Return a number in the run's first state that is not the job's own, or None; both parties' runs begin there."""
     state = trainer.witness_at(0, DOCUMENTS)
     if state is None:

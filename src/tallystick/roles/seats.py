@@ -17,7 +17,7 @@ from tallystick.commit.state import (
     parse_state_summary,
     summarise,
 )
-from tallystick.dispute.exchange import Answer, Question, Table, ask_one, size_of
+from tallystick.dispute.exchange import Answer, Question, QuestionChannel, ask_one, size_of
 from tallystick.dispute.moves import hash_in
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch
@@ -26,7 +26,7 @@ from tallystick.run.transcript import Transcript
 from tallystick.store.files import frame_digest
 
 
-class Witness(Protocol):
+class StepParty(Protocol):
     """What a judge of one step asks of a party."""
 
     def witness_at(self, index: int, names: Sequence[str] | None = None) -> HeldState | None:
@@ -57,7 +57,12 @@ class Seat:
     """
 
     def __init__(
-        self, table: Table, party: Party, transcript: Transcript, hints: Mapping[str, object], most: int
+        self,
+        table: QuestionChannel,
+        party: Party,
+        transcript: Transcript,
+        hints: Mapping[str, object],
+        most: int,
     ) -> None:
         self.table, self.transcript, self.hints, self.most = table, transcript, hints, most
         self.party: Party = party

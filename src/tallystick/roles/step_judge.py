@@ -26,7 +26,7 @@ from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.panel import Panel
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
-from tallystick.roles.seats import Witness
+from tallystick.roles.seats import StepParty
 from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import Transcript, check_cursor, check_fingerprint
 
@@ -67,7 +67,7 @@ class StepJudge:
     transcript: Transcript
     auditors_transcript: Transcript
     replay: Replay
-    seats: Mapping[Party, Witness]
+    seats: Mapping[Party, StepParty]
     panel: Panel | None = None
     outcome: str = "fault"
     step: int | None = None

@@ -89,7 +89,7 @@ def check_cursor(steps_done: int, entries: Mapping[str, Entry]) -> None:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class StateCommitment:
     """A committed state: the hexadecimal root after ``steps_done`` steps."""
 
     steps_done: int
@@ -139,13 +139,13 @@ class Transcript:
         """
         return self.records[self._position(step, rank)]
 
-    def checkpoints(self) -> tuple[Checkpoint, ...]:
+    def checkpoints(self) -> tuple[StateCommitment, ...]:
         """Return the committed states in order, the initial state first."""
-        first = Checkpoint(0, self.specification.initial_state)
+        first = StateCommitment(0, self.specification.initial_state)
         return (
             first,
             *(
-                Checkpoint(record.step + 1, record.state_root)
+                StateCommitment(record.step + 1, record.state_root)
                 for record in self.records
                 if record.rank == 0 and record.state_root is not None
             ),

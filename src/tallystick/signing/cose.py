@@ -29,7 +29,7 @@ _HALVES = {P256: 32, P384: 48}  # bytes of r, and of s
 
 
 @dataclass(frozen=True)
-class Signed:
+class OpenedSign1:
     """An opened COSE_Sign1: its payload, the bytes that were signed, and the key's identity."""
 
     payload: bytes
@@ -92,7 +92,7 @@ def peek_sign1(data: bytes, *, what: str, limit: int) -> tuple[bytes, bytes]:
     return protected, payload
 
 
-def open_sign1(data: bytes, purpose: str, key: PublicKey, *, what: str, limit: int) -> Signed:
+def open_sign1(data: bytes, purpose: str, key: PublicKey, *, what: str, limit: int) -> OpenedSign1:
     """Return what ``key`` signed for ``purpose`` in ``data``.
 
     Raises:
@@ -120,7 +120,7 @@ def open_sign1(data: bytes, purpose: str, key: PublicKey, *, what: str, limit: i
         r, s = (int.from_bytes(signature[at : at + half], "big") for at in (0, half))
         signature = encode_dss_signature(r, s)
     key.verify(signature, covered, what=what)
-    return Signed(payload, covered, bytes.fromhex(key.key_id))
+    return OpenedSign1(payload, covered, bytes.fromhex(key.key_id))
 
 
 def covered_bytes(protected: bytes, payload: bytes) -> bytes:

@@ -62,7 +62,7 @@ def list_of(letters: Sequence[str]) -> OperatorList:
     return OperatorList(BASE, [letter.encode() for letter in letters])
 
 
-class Actor(Protocol):
+class OperatorActor(Protocol):
     """A party at the table. It may send anything at any time."""
 
     def moves(self, game: OperatorGame) -> Sequence[Move]:
@@ -137,7 +137,7 @@ class LetterAuditor:
 class SilentAt:
     """Plays as ``actor`` does, but says nothing at one stage."""
 
-    actor: Actor
+    actor: OperatorActor
     stage: Stage
 
     def moves(self, game: OperatorGame) -> Sequence[Move]:
@@ -149,7 +149,7 @@ class SilentAt:
 class TwiceAt:
     """Makes its move at one stage, and then another one in its place."""
 
-    actor: Actor
+    actor: OperatorActor
     stage: Stage
     other: Callable[[OperatorGame, Move], Move]
 
@@ -163,7 +163,7 @@ class TwiceAt:
 class Flood:
     """Sends every kind of move all the time, and in between what it owes."""
 
-    actor: Actor
+    actor: OperatorActor
     party: Party
 
     def moves(self, game: OperatorGame) -> Sequence[Move]:
@@ -183,7 +183,7 @@ class LetterMatch:
 
 
 def play_letters(
-    actors: Mapping[Party, Actor],
+    actors: Mapping[Party, OperatorActor],
     *,
     order: Sequence[Party] = PARTIES,
     check: Callable[[OperatorGame], None] = lambda game: None,
@@ -208,7 +208,7 @@ def play_letters(
     return match
 
 
-def rule_on_letter(game: OperatorGame, trainer: Actor) -> Ruling:
+def rule_on_letter(game: OperatorGame, trainer: OperatorActor) -> Ruling:
     """Return who is at fault: the opened letter is written again from the one before it, which the trainer opens too."""
     opened = game.opened
     assert opened is not None
@@ -232,7 +232,7 @@ def rule_on_letter(game: OperatorGame, trainer: Actor) -> Ruling:
     return Ruling(loser, f"operator {game.index} writes {letter!r}, {wanted!r} follows")
 
 
-def _said_by(actor: Actor) -> OperatorList:
+def _said_by(actor: OperatorActor) -> OperatorList:
     while isinstance(actor, (SilentAt, TwiceAt, Flood)):
         actor = actor.actor
     assert isinstance(actor, LetterTrainer)

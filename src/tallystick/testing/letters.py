@@ -175,7 +175,7 @@ class Flooder(Player):
 
 
 @dataclass(frozen=True)
-class Match:
+class FinishedGame:
     """A finished game, and how many moves of each party the rules refused."""
 
     game: Game
@@ -199,7 +199,7 @@ def play(
     *,
     order: Sequence[Party] = PARTIES,
     check: Callable[[Game], None] = lambda game: None,
-) -> Match:
+) -> FinishedGame:
     """Return the finished game between ``actors``, who move in ``order``; ``check`` sees every state.
 
     When nobody moves, the referee states silence.
@@ -221,4 +221,4 @@ def play(
         elif game is before:
             game = apply(game, Silence(DEADLINE))
         check(game)
-    return Match(game, refused)
+    return FinishedGame(game, refused)

@@ -136,7 +136,7 @@ def _kind(entry: str) -> str:
 
 
 @dataclass
-class Chip:
+class SimulatedChip:
     """A simulated chip with its agent."""
 
     ueid: bytes
@@ -150,7 +150,7 @@ class Fleet:
     """An owner's chips, and the time they share."""
 
     def __init__(self, out: Path, ueids: Sequence[bytes], *, seed: int = 0) -> None:
-        self.out, self.time, self.chips = out, SimulatedTime(), list[Chip]()
+        self.out, self.time, self.chips = out, SimulatedTime(), list[SimulatedChip]()
         self._chance = random.Random(seed)
         for ueid in ueids:
             directory = ChipDirectory(out / "chips" / ueid.hex())
@@ -166,9 +166,9 @@ class Fleet:
             agent = ChipAgent(directory, key, probe, settings, clock=self.time)
             agent.start()
             agent.self_test()
-            self.chips.append(Chip(ueid, agent, probe, memory))
+            self.chips.append(SimulatedChip(ueid, agent, probe, memory))
 
-    def pass_time(self, session: Session, steps_done: int, chips: Sequence[Chip]) -> None:
+    def pass_time(self, session: Session, steps_done: int, chips: Sequence[SimulatedChip]) -> None:
         """Let the time of one step pass on all chips; ``chips`` hold the session's state."""
         self.time.now += STEP_MS
         entries = {entry.name: entry for entry in state_entries(session)}
@@ -198,7 +198,7 @@ class Trained:
 
 def train(
     fleet: Fleet,
-    chips: Sequence[Chip],
+    chips: Sequence[SimulatedChip],
     directory: Path,
     settings: Mapping[str, str],
     *,
@@ -250,7 +250,7 @@ def train(
 
 def report_run(
     fleet: Fleet,
-    chips: Sequence[Chip],
+    chips: Sequence[SimulatedChip],
     directory: Path,
     trained: Trained,
     settings: Mapping[str, str],

@@ -14,7 +14,7 @@ import pytest
 from tallystick.cli.evidence.conforming import ASKED, schema_text
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput
-from tallystick.evidence.conformance import Question, answer, load_questions
+from tallystick.evidence.conformance import ConformanceCase, answer, load_questions
 from tallystick.evidence.questions import ASKED_AS
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -335,7 +335,7 @@ def test_the_schema_in_the_specification_is_the_codes(capsys: pytest.CaptureFixt
     assert printed == (REPOSITORY / "spec" / "vectors.schema.json").read_text(encoding="utf-8")
 
 
-def of_operation(question: Question, kind: str) -> Mapping[str, Any]:
+def of_operation(question: ConformanceCase, kind: str) -> Mapping[str, Any]:
     return SCHEMA["$defs"][f"{kind} {question.operation}"]
 
 

@@ -236,20 +236,33 @@ def test_a_long_sum_has_as_many_partial_sums_as_it_has(
     assert (found.fault, reason in found.reason) == (fault, True), found
 
 
-@pytest.mark.parametrize(("count", "is_over"), [(16, False), (17, True)])
-def test_a_rounding_site_has_no_more_entries_than_its_budget(count: int, is_over: bool) -> None:
-    """Twenty elements of which hardly one is ambiguous: the budget is the sixteen that every site has."""
-    address = SiteAddress(0, 0, Kind.GRADIENT, 0)
+@pytest.mark.parametrize(
+    ("count", "kind", "dithered", "is_over"),
+    [
+        (16, Kind.GRADIENT, False, False),
+        (17, Kind.GRADIENT, False, True),
+        (17, Kind.BUFFER, False, False),
+        (17, Kind.BUFFER, True, True),
+    ],
+)
+def test_a_rounding_site_has_no_more_entries_than_its_budget(
+    count: int, kind: Kind, dithered: bool, is_over: bool
+) -> None:
+    """Twenty elements of which hardly one is ambiguous: the budget is the sixteen that every site has.
+
+    But of a buffer, of which a step may leave all near boundaries.
+    """
+    address = SiteAddress(0, 0, kind, 0)
     entries = SparseEntries(20, 1, np.arange(count), np.ones(count, dtype=np.int64))
     frame = encode_frame(Frame(((address, encode(entries)),)))
-    grid = SiteGrid(0, -20, 0, scales=np.zeros(1, dtype=np.int16))
+    grid = SiteGrid(0, -20, 0, dithered, scales=np.zeros(1, dtype=np.int16))
     facts = replace(
         FACTS,
         record=replace(FACTS.record, log=digest(FRAME_TAG, frame).hex(), log_bytes=len(frame)),
         frame=frame,
-        grids=GridTable({(int(Kind.GRADIENT), 0): grid}).encode(),
+        grids=GridTable({(int(kind), 0): grid}).encode(),
     )
-    asked = {"kind": int(Kind.GRADIENT), "ordinal": 0}
+    asked = {"kind": int(kind), "ordinal": 0}
     found = ruled(ROUND, asked, [Geometry((20,), (0,))], Geometry((20,), (0,)), facts=facts)
     assert ("17 log entries exceed the budget of 16" in found.reason) == is_over, found
     assert found.fault == "faulty" or not is_over

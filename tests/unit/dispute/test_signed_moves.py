@@ -38,9 +38,9 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.signing.dsse import Statement, parse_envelope, parse_statement
 from tallystick.signing.keys import ed25519_key, generate_key
 from tallystick.testing.letter_operators import (
-    Actor,
     LetterAuditor,
     LetterTrainer,
+    OperatorActor,
     TwiceAt,
     letters_of,
     play_letters,
@@ -52,7 +52,7 @@ TERMS = Terms(bytes([4]) * 32, bytes([5]) * 32, 6, bytes([7]) * 32, CLAIMS)
 LETTERS = letters_of(20, {7: 1})
 
 
-def said(*actors: Actor) -> Sequence[Move]:
+def said(*actors: OperatorActor) -> Sequence[Move]:
     trainer, auditor = actors
     return play_letters({"trainer": trainer, "auditor": auditor}).game.log
 
@@ -92,7 +92,10 @@ def another(game: OperatorGame, move: Move) -> Move:
     [("trainer", "commit"), ("trainer", "bisect"), ("auditor", "answer"), ("auditor", "bisect")],
 )
 def test_whoever_moves_twice_in_one_place_contradicts_itself(party: Party, stage: Any) -> None:
-    actors: dict[Party, Actor] = {"trainer": LetterTrainer(LETTERS), "auditor": LetterAuditor(LETTERS)}
+    actors: dict[Party, OperatorActor] = {
+        "trainer": LetterTrainer(LETTERS),
+        "auditor": LetterAuditor(LETTERS),
+    }
     twice = {**actors, party: TwiceAt(actors[party], stage, another)}
 
     moves = said(twice["trainer"], twice["auditor"])

@@ -6,12 +6,17 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallystick.errors import Nondeterminism
 from tallystick.numerics.budget import SLACK, STEP_TAIL, TAIL, most_moves, most_square
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.policy import entry_budget, move_budget
+from tallystick.numerics.reference import T_FIXED
+from tallystick.numerics.rounded_sites import entry_room, is_dense
+from tallystick.numerics.rounding import round_recorded
 
 MEANS = st.floats(-12.0, 5.0).map(lambda exponent: 10.0**exponent)
 
@@ -110,3 +115,42 @@ def test_budgets_of_entries_and_parities_by_hand() -> None:
     assert move_budget(grid, 10**6) == math.floor(976.5625 + 8 * 31.25) + 16
     assert entry_budget(SiteGrid(24, -36, -149), 1 << 20) == 2048 + math.floor(8 * 2**5.5) + 16
     assert entry_budget(grid, 10) == move_budget(grid, 10) == 10
+
+
+@pytest.mark.parametrize(("octaves", "near"), [(1, 2048), (4, 512)])  # one point of two, or two of sixteen
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_a_step_leaves_as_it_is_may_all_lie_near_boundaries(
+    octaves: int, near: int, *, in_place: bool
+) -> None:
+    """Half of a queue, where its grid became an octave coarser: an honest log had more entries than noise explains."""
+    n, grid = 4096, SiteGrid(0, -4, 0, False, [0])  # quanta of one
+    x = torch.arange(n, dtype=torch.float64) / 2.0**octaves
+    x[0] = T_FIXED + 2.0**-20  # a value that has just been computed
+    entries = round_recorded(x, grid, out=x if in_place else torch.empty_like(x))
+    own = torch.arange(n, dtype=torch.float64) / 2.0**octaves
+    own[0] = T_FIXED
+    assert len(entries) == near + 1
+    for most, dense in ((0, True), (1, False), (n, False)):
+        assert is_dense(own, grid, entries.indexes, most) == dense
+    own += T_FIXED - 0.5  # the same, of values that have been computed
+    assert is_dense(own, grid, entries.indexes, near)
+
+
+def test_as_many_that_have_been_computed_are_refused_and_so_are_those_of_a_dithered_grid() -> None:
+    n = 4096
+    x, y = torch.full((n,), T_FIXED, dtype=torch.float64), torch.full((n,), 0.5, dtype=torch.float64)
+    for values, dithered in ((x, False), (y, True)):
+        with pytest.raises(Nondeterminism, match="of 4096 elements are ambiguous, more than one in 8"):
+            round_recorded(values, SiteGrid(0, -2, 0, dithered, [0]), out=values)
+    assert entry_room(n) < n // 2
+
+
+@pytest.mark.parametrize("scales", [[0], [0, 3]])
+@pytest.mark.parametrize("precision", [0, 14])
+def test_a_value_lies_on_a_finer_grid_by_its_own_quantum(scales: list[int], precision: int) -> None:
+    """Of its block, and with a precision of its own size."""
+    grid = SiteGrid(precision, -20, -14, False, scales)
+    size = 1024.0 if precision else 1.0
+    x = torch.tensor([size * (1.0 + 2.0**-17), 1.0 + 2.0**-15, size * (1.0 + 2.0**-19), 1.0 + 2.0**-15])
+    for at, dense in ((0, False), (1, False), (2, True), (3, False)):
+        assert is_dense(x, grid, np.array([at]), 0) == dense, at

@@ -47,7 +47,7 @@ from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.kernels import grid_rounding, measures, native, random_words
 from tallystick.numerics.kernels.grid_rounding import GriddedSite
 from tallystick.numerics.log import SparseEntries
-from tallystick.numerics.reference import FP32_LARGEST, T_FIXED, Entry, RelativeBand, ScaledBand
+from tallystick.numerics.reference import FP32_LARGEST, T_FIXED, LoggedElement, RelativeBand, ScaledBand
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "rounding"
 CHUNK = 7
@@ -83,7 +83,7 @@ class Site:
     ys: list[float]
     olds: list[float] | None = None
     form: str = "float64"
-    extra: tuple[Entry, ...] = ()
+    extra: tuple[LoggedElement, ...] = ()
 
     @property
     def band(self) -> ScaledBand | RelativeBand:
@@ -111,7 +111,7 @@ class Site:
         return places
 
 
-def sparse(entries: list[Entry], n: int) -> SparseEntries:
+def sparse(entries: list[LoggedElement], n: int) -> SparseEntries:
     indexes, sides = [entry.index for entry in entries], [entry.side for entry in entries]
     return SparseEntries(n, 1, np.array(indexes, dtype=np.int64), np.array(sides, dtype=np.int64))
 
@@ -160,7 +160,7 @@ def set_tile(patch: pytest.MonkeyPatch, n: int) -> None:
         patch.setattr(TRITON, "PIECE", 2 * tile)
 
 
-def check_recorded(site: Site) -> list[Entry] | None:
+def check_recorded(site: Site) -> list[LoggedElement] | None:
     """The log, or None where every form refuses the site, naming the same element."""
     entries = None
     values: list[float] = []
@@ -181,7 +181,7 @@ def check_recorded(site: Site) -> list[Entry] | None:
     return entries
 
 
-def check_followed(site: Site, entries: list[Entry]) -> None:
+def check_followed(site: Site, entries: list[LoggedElement]) -> None:
     n = len(site.ys)
     values: list[float] = []
     violations: list[int] = []
@@ -214,7 +214,7 @@ def within_reach(site: Site) -> list[int]:
         band, word = alone(site, i), None if words is None else [words[i]]
         for side in (0, 1):  # one of the two may lie beyond FP32
             try:
-                if not reference.follow([y], [Entry(0, side)], site.grid.precision, band, word)[1]:
+                if not reference.follow([y], [LoggedElement(0, side)], site.grid.precision, band, word)[1]:
                     reached.append(i)
                 break
             except InvalidInput:
@@ -354,7 +354,7 @@ def hard_site(rule: str, form: str) -> Site:
     ys = [x + SHIFTS[i * 3 % 8] * delta_of(empty, i, x) for i, x in enumerate(xs)]
     if form == "float32":
         xs, ys = [within_fp32(x) for x in xs], [within_fp32(y) for y in ys]
-    extra = tuple(Entry(i, i // 5 % 2) for i in range(2, n, 5))
+    extra = tuple(LoggedElement(i, i // 5 % 2) for i in range(2, n, 5))
     return Site(grid, xs, ys, olds, form, extra)
 
 
@@ -433,7 +433,7 @@ def sites(draw: st.DrawFn) -> Site:
         y = x + draw(st.sampled_from(SHIFTS)) * delta_of(empty, i, x)
         xs.append(within_fp32(x) if form == "float32" else x)
         ys.append(within_fp32(y) if form == "float32" else y)
-    extra = tuple(Entry(i, draw(st.integers(0, 1))) for i in range(n) if draw(st.booleans()))
+    extra = tuple(LoggedElement(i, draw(st.integers(0, 1))) for i in range(n) if draw(st.booleans()))
     return Site(grid, xs, ys, olds, form, extra)
 
 
@@ -688,10 +688,10 @@ def test_kernels_and_tensor_operations_give_the_vectors(folder: Path) -> None:
     site = Site(grid, floats(case["xs"]), floats(case["ys"]), olds)
     for record, follow in PATHS.values():
         x, out, old = site.places(site.xs)[0]
-        logged = sparse([Entry(*each) for each in case["entries"]], n)
+        logged = sparse([LoggedElement(*each) for each in case["entries"]], n)
         assert record(x, grid, out=out, old=old, key=KEY, name="w") == logged
         assert has_bits(out, floats(case["values"]))
-        used = sparse([Entry(*each) for each in case["used"]], n)
+        used = sparse([LoggedElement(*each) for each in case["used"]], n)
         y, out, old = site.places(site.ys)[0]
         found = follow(y, grid, used, out=out, old=old, key=KEY, name="w")
         assert has_bits(out, floats(case["followed"]))
@@ -800,7 +800,7 @@ def test_a_follower_counts_the_entries_out_of_reach_and_names_the_first() -> Non
     """In two chunks; the same entries within reach are obeyed."""
     n, step = 20, 2.0**-6
     grid = SiteGrid(0, -6, 0, False, [0])
-    entries = [Entry(i, 1) for i in (3, 5, 8, 17)]
+    entries = [LoggedElement(i, 1) for i in (3, 5, 8, 17)]
     inside, outside = T_FIXED - 1.99 * step, T_FIXED - 2.0 * step
     for far, first in (([5, 17], 5), ([17], 17), ([3, 5, 8, 17], 3), ([], -1)):
         ys = [outside if i in far else inside for i in range(n)]

@@ -15,7 +15,7 @@ from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.numerics import nearest, nearest_tensors
 from tallystick.numerics.log import SparseEntries
 from tallystick.numerics.nearest import NearestGrid, adapt_threshold, closed_threshold
-from tallystick.numerics.reference import FP32_LARGEST, Entry
+from tallystick.numerics.reference import FP32_LARGEST, LoggedElement
 
 BITS = pytest.mark.parametrize("bits", range(26, 33))
 RNG = np.random.default_rng(7)
@@ -106,7 +106,10 @@ def test_the_three_forms_record_and_follow_alike(
     assert entries, "nothing was near: the test would show nothing"
 
     ys = [v * (1.0 + s * 2.0**-51) for v, s in zip(xs, RNG.integers(-3, 4, len(xs)), strict=True)]
-    forged = [*entries, *(Entry(i, 1) for i in range(0, len(xs), 97) if i not in {e.index for e in entries})]
+    forged = [
+        *entries,
+        *(LoggedElement(i, 1) for i in range(0, len(xs), 97) if i not in {e.index for e in entries}),
+    ]
     forged.sort(key=lambda e: e.index)
     wanted = nearest.follow(ys, forged, grid)
     log = SparseEntries(
@@ -212,7 +215,7 @@ def test_an_own_value_beyond_the_band_is_not_moved_and_beyond_two_bands_is_a_vio
         (2.0, False, True),
     ):
         y = boundary - away * eps / 16
-        found = nearest.follow([y], [Entry(0, 1)], grid)
+        found = nearest.follow([y], [LoggedElement(0, 1)], grid)
         assert (found.values[0] == 1.0 + eps, found.violations == [0]) == (obeyed, violation), away
 
 

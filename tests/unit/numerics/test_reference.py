@@ -18,8 +18,8 @@ from tallystick.errors import InvalidInput
 from tallystick.numerics.reference import (
     FP32_LARGEST,
     T_FIXED,
-    Entry,
     Grid,
+    LoggedElement,
     RelativeBand,
     Rounded,
     ScaledBand,
@@ -353,7 +353,7 @@ def test_a_narrow_dithered_band_is_recorded_and_followed_and_an_unlogged_value_m
 
 def test_beyond_2_to_the_53_a_false_log_moves_no_element_or_two_quanta() -> None:
     band, ys = ScaledBand(-8, 0, (0,)), [2.0**52 + 1, 2.0**53, 2.0**53 + 2, 2.0**54]
-    followed, violations = follow(ys, [Entry(i, 1) for i in range(4)], 0, band, [0] * 4)
+    followed, violations = follow(ys, [LoggedElement(i, 1) for i in range(4)], 0, band, [0] * 4)
     assert violations == []
     assert [after - before for before, after in zip(ys, followed, strict=True)] == [1.0, 0.0, 2.0, 0.0]
 
@@ -467,7 +467,7 @@ def test_a_band_of_a_quarter_quantum_can_make_an_honest_entry_a_violation_at_a_b
     x, y = -1.0 + 0.249 * 2.0**-24, -1.0 - 0.0001 * 2.0**-24
     band = RelativeBand((0.0,), -26)
     values, entries = record([x], 24, band)
-    assert entries == [Entry(0, 0)]
+    assert entries == [LoggedElement(0, 0)]
     assert follow([y], entries, 24, band) == (values, [0])
     narrower = RelativeBand((0.0,), -27)
     assert follow([y], record([x], 24, narrower)[1], 24, narrower) == (values, [])
@@ -518,11 +518,11 @@ def test_a_follower_whose_own_rounding_leaves_fp32_takes_the_recorded_value() ->
     pair = Pair([x], [y], 24, RelativeBand((FP32_LARGEST,), -28), None)
     assert pair.within_band()
     check_exactness(pair)
-    assert record([x], 24, pair.band) == ([FP32_LARGEST], [Entry(0, 0)])
+    assert record([x], 24, pair.band) == ([FP32_LARGEST], [LoggedElement(0, 0)])
     with pytest.raises(InvalidInput, match=r"element 0: .* is beyond the largest FP32"):
         record([y], 24, pair.band)
     with pytest.raises(InvalidInput, match=r"element 0: .* is beyond the largest FP32"):
-        follow([x], [Entry(0, 1)], 24, pair.band)
+        follow([x], [LoggedElement(0, 1)], 24, pair.band)
 
 
 @pytest.mark.parametrize("x", [2.0**53, 2.0**53 + 2, -(2.0**53) - 2, 2.0**54 + 4, 2.0**900])
@@ -604,7 +604,7 @@ def test_an_entry_out_of_reach_is_reported_and_not_obeyed() -> None:
     band = ScaledBand(-6, 0, (0,))
     boundary = T_FIXED
     inside, outside = boundary - 1.99 * 2.0**-6, boundary - 2.0 * 2.0**-6
-    assert follow([inside, outside], [Entry(0, 1), Entry(1, 1)], 0, band) == ([1.0, 0.0], [1])
+    assert follow([inside, outside], [LoggedElement(0, 1), LoggedElement(1, 1)], 0, band) == ([1.0, 0.0], [1])
 
 
 def test_the_whole_band_is_outside_the_guarantee() -> None:
@@ -620,15 +620,18 @@ def test_the_whole_band_is_outside_the_guarantee() -> None:
 @pytest.mark.parametrize(
     ("entries", "reason"),
     [
-        ([Entry(1, 0), Entry(0, 0)], "log: index 0 after 1"),
-        ([Entry(0, 0), Entry(0, 0)], "log: index 0 after 0"),
-        ([Entry(2, 0)], "log: index 2 after -1 in a tensor of 2"),
-        ([Entry(-1, 0)], "log: index -1"),
-        ([Entry(0, 2)], "log: side 2 of element 0"),
+        ([LoggedElement(1, 0), LoggedElement(0, 0)], "log: index 0 after 1"),
+        ([LoggedElement(0, 0), LoggedElement(0, 0)], "log: index 0 after 0"),
+        ([LoggedElement(2, 0)], "log: index 2 after -1 in a tensor of 2"),
+        ([LoggedElement(-1, 0)], "log: index -1"),
+        ([LoggedElement(0, 2)], "log: side 2 of element 0"),
     ],
 )
-def test_entries_out_of_order_or_range_are_refused(entries: list[Entry], reason: str) -> None:
-    assert follow([0.5, 0.5], [Entry(0, 0), Entry(1, 1)], 0, ScaledBand(-3, 0, (0,)))[0] == [0.0, 1.0]
+def test_entries_out_of_order_or_range_are_refused(entries: list[LoggedElement], reason: str) -> None:
+    assert follow([0.5, 0.5], [LoggedElement(0, 0), LoggedElement(1, 1)], 0, ScaledBand(-3, 0, (0,)))[0] == [
+        0.0,
+        1.0,
+    ]
     with pytest.raises(InvalidInput, match=reason):
         follow([0.5, 0.5], entries, 0, ScaledBand(-3, 0, (0,)))
 

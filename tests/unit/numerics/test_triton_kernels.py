@@ -25,7 +25,7 @@ from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.numerics import random, reference, rounding, rounding_triton, tensor_measures
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import SparseEntries
-from tallystick.numerics.reference import Entry, ScaledBand
+from tallystick.numerics.reference import LoggedElement, ScaledBand
 
 pytest.importorskip(
     "triton", reason="triton is not installed: its kernels are neither interpreted nor compiled"
@@ -171,7 +171,7 @@ def test_positions_beyond_two_to_the_31_are_those_of_the_reference(
     blocks = (origin + n) // rows + 1 if rows else 1
     scales = torch.arange(blocks, dtype=torch.int32) % 3 - 1
     numel = blocks * (rows or origin + n)
-    grid = triton_launch.Grid(0, -6, -3, dithered, scales, sys.float_info.max, KEY)
+    grid = triton_launch.KernelGrid(0, -6, -3, dithered, scales, sys.float_info.max, KEY)
     x, out = draws(n, origin % 1000), torch.empty(n, dtype=torch.float64)
 
     packed, count, bad = triton_launch._record_piece(piece_of(x, out, origin, numel), grid, n)
@@ -186,7 +186,7 @@ def test_positions_beyond_two_to_the_31_are_those_of_the_reference(
 
     y = x + 2.0**-7
     unlogged = next(i for i in range(n) if i not in {e.index for e in entries})
-    stated = sorted([*entries, Entry(unlogged, 0)], key=lambda e: e.index)
+    stated = sorted([*entries, LoggedElement(unlogged, 0)], key=lambda e: e.index)
     used = np.array([2 * (origin + e.index) + e.side for e in stated])
     head = triton_launch._follow_piece(piece_of(y, out, origin, numel), grid, used)
     values, violations = reference.follow(y.tolist(), stated, 0, ScaledBand(-6, -3, each), words)
@@ -286,7 +286,9 @@ def test_only_entries_and_a_few_sums_leave_the_device(monkeypatch: pytest.Monkey
 
 def test_too_many_entries_do_not_leave_the_device_at_all() -> None:
     x = torch.full((4000,), reference.T_FIXED, dtype=torch.float64)
-    grid = triton_launch.Grid(0, -6, 0, False, torch.zeros(1, dtype=torch.int32), sys.float_info.max, KEY)
+    grid = triton_launch.KernelGrid(
+        0, -6, 0, False, torch.zeros(1, dtype=torch.int32), sys.float_info.max, KEY
+    )
     found = triton_launch.record(x, grid, torch.empty_like(x), None, 756)
     assert (found.count, found.positions.size) == (4000, 0)
     with pytest.raises(Nondeterminism, match=r"^w: 4000 of 4000 elements are ambiguous"):

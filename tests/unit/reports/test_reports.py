@@ -28,7 +28,7 @@ from tallystick.numerics.log import (
 from tallystick.reports.audit import AuditPage, ClaimPage
 from tallystick.reports.dispute import dispute_page
 from tallystick.reports.layout import counted, duration, printable, share
-from tallystick.reports.run import RunReport, read_run
+from tallystick.reports.run import RunSummary, read_run
 from tallystick.reports.verification import verification_page
 from tallystick.roles.initial_state import Beginning
 from tallystick.roles.operator_dispute import Cost, OperatorResult
@@ -524,7 +524,7 @@ def test_a_report_without_a_loss_shows_none() -> None:
     from tallystick.run.transcript import Transcript
 
     record = replace(step_record(0), loss=None)
-    report = RunReport("/x", Transcript(SPECIFICATION, (record,)), finished=False)
+    report = RunSummary("/x", Transcript(SPECIFICATION, (record,)), finished=False)
 
     assert report.fields()["loss"] is None
     assert "loss" not in joined(report)

@@ -412,7 +412,7 @@ def test_a_log_that_turns_decisions_in_few_steps_may_lead_farther(
 def test_a_loops_gradient_follows_from_its_loss_but_for_a_factor(
     there: list[float], carried: list[float] | None, again: list[float], factor: float, problem: str | None
 ) -> None:
-    p = torch.nn.Parameter(torch.ones(4))
+    p = torch.nn.Parameter(torch.zeros(4))
     now: Any = SimpleNamespace(parameters=[("w", p)], policy=POLICIES["fp32"])
     kept = Carried()
     p.grad = None if carried is None else torch.tensor(carried)
@@ -426,7 +426,7 @@ def test_a_loops_gradient_follows_from_its_loss_but_for_a_factor(
 
 def test_a_loop_may_clip_each_gradient_by_itself() -> None:
     """A factor for each, and what one has besides is held to the size of all."""
-    v, w = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    v, w = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     now: Any = SimpleNamespace(parameters=[("v", v), ("w", w)], policy=POLICIES["fp32"])
     again = {"v": torch.tensor([3.0, 4.0]), "w": torch.tensor([1.0, 0.0])}
     v.grad, w.grad = again["v"] / 4.0, again["w"] * 2.0
@@ -437,6 +437,27 @@ def test_a_loop_may_clip_each_gradient_by_itself() -> None:
     assert (found.left[(int(Kind.GRADIENT), 1)].tolist(), found.problem) == ([0.0, 0.125], None)
     w.grad[1] = 0.25
     assert Carried().follows_from(now, again).problem is not None
+
+
+@pytest.mark.parametrize(
+    ("weights", "again", "gradient", "factor", "left"),
+    [
+        ([1.0, 2.0], [4.0, 0.0], [2.5, 1.0], 0.5, [0.0, 0.0]),  # half, and half of the weights
+        ([1.0, 2.0], [4.0, 0.0], [2.0, -1.0], 0.5, [0.0, -1.0]),  # weights grow by themselves
+        ([1.0, 2.0], [4.0, 0.0], [-2.0, 1.0], 0.0, [-2.0, 1.0]),
+        ([2.0, 0.0], [4.0, 0.0], [2.0, 1.0], 0.5, [0.0, 1.0]),  # nobody knows which
+        ([0.0, 0.0], [4.0, 0.0], [2.0, 1.0], 0.5, [0.0, 1.0]),
+        ([1.0, 2.0], [0.0, 0.0], [2.0, 1.0], 0.0, [2.0, 1.0]),
+        ([1.0, 2.0], [4.0, 0.0], [2.0, 0.0], 0.5, [0.0, 0.0]),
+    ],
+)
+def test_a_loop_may_add_its_own_decay(
+    weights: list[float], again: list[float], gradient: list[float], factor: float, left: list[float]
+) -> None:
+    """A share of the weights that is not negative, beside a factor that is not either."""
+    given = (torch.tensor(each, dtype=torch.float64) for each in (gradient, again, weights))
+    found, besides = bending._follow(*given)  # pyright: ignore[reportPrivateUsage]
+    assert (found, besides.tolist()) == (pytest.approx(factor), pytest.approx(left))
 
 
 def test_what_decisions_make_of_a_gradient_is_carried_until_it_is_gone(
@@ -473,12 +494,13 @@ def test_once_a_decision_turned_a_loop_is_held_to_its_loss(
     made, context, _ = bent_step([0.0] * 4, [0.0] * 4)
     made.policy = FP32
     ((_, p),) = made.parameters
+    p.detach().zero_()
     logs = torch.tensor([16.0, 0.0, 0.0, 0.0])
     repeating(monkeypatch, logs)
     for moved, there, given, problem in (
         (0, [16.0, 2.0, 0.0, 0.0], None, None),  # nothing was turned before
         (1, [16.0, 0.5, 0.0, 0.0], [16.0, 0.0, 0.0, 0.0], None),
-        (0, [16.0, 0.5, 0.0, 0.0], None, None),  # a loop's own decay, say
+        (0, [16.0, 0.5, 0.0, 0.0], None, None),  # noise that a loop adds, say
         (0, [16.0, 2.0, 0.0, 0.0], None, "0.124 of the gradient another one"),
     ):
         p.grad = None

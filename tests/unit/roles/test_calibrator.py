@@ -14,7 +14,7 @@ from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import relative_exponents
 from tallystick.numerics.policy import CHOICES, FP32, SPARSEST
-from tallystick.roles.calibrator import Wanted, expect, needed_safety, propose
+from tallystick.roles.calibrator import CalibrationLimits, expect, needed_safety, propose
 
 N = 1 << 16
 
@@ -37,7 +37,7 @@ def survey(jitter: float, other: float | None) -> Survey:
 def test_the_safety_needed_keeps_two_octaves_over_the_profiles(ratio: float, needed: int) -> None:
     surveys = [survey(2.0**-15, ratio * 2.0**-15)]
     assert needed_safety(FP32, surveys) == (needed, "gradient weight at step 4")
-    made = propose(FP32, surveys, Wanted())
+    made = propose(FP32, surveys, CalibrationLimits())
     assert made.policy.safety == max(FP32.safety, needed)
     assert made.policy.gradient_floor == FP32.gradient_floor
 
@@ -53,7 +53,7 @@ def test_more_than_the_policy_allows_is_refused_with_the_site_and_both_values() 
         Nondeterminism,
         match=r"gradient weight at step 4: .* 2\*\*7 times .* a safety of 2\*\*9, it allows 2\*\*8",
     ):
-        propose(FP32, [survey(2.0**-20, 2.0**-13)], Wanted())
+        propose(FP32, [survey(2.0**-20, 2.0**-13)], CalibrationLimits())
 
 
 def test_the_grid_gives_way_before_the_safety_and_the_safety_only_where_profiles_were_compared() -> None:
@@ -61,23 +61,23 @@ def test_the_grid_gives_way_before_the_safety_and_the_safety_only_where_profiles
     own = expect(WIDER, quiet)
     assert own is not None
     coarsest = CHOICES["fp32"]["gradient_floor"][1]
-    near = propose(WIDER, quiet, Wanted(freedom=own.freedom / 4))
+    near = propose(WIDER, quiet, CalibrationLimits(freedom=own.freedom / 4))
     assert (near.policy.gradient_floor, near.policy.safety, near.warnings) == (
         FP32.gradient_floor + 2,
         WIDER.safety,
         [],
     )
-    far = propose(WIDER, quiet, Wanted(freedom=own.freedom / 16))
+    far = propose(WIDER, quiet, CalibrationLimits(freedom=own.freedom / 16))
     assert (far.policy.gradient_floor, far.policy.safety) == (coarsest, WIDER.safety - 1)
     assert "safety 2**3 instead of the policy's 2**4" in far.warnings[0]
-    alone = propose(WIDER, [survey(2.0**-18, None)], Wanted(freedom=own.freedom / 16))
+    alone = propose(WIDER, [survey(2.0**-18, None)], CalibrationLimits(freedom=own.freedom / 16))
     assert alone.policy.safety == WIDER.safety
     assert alone.problems
     assert alone.needed is None
 
 
 def test_a_finer_grid_is_taken_where_the_log_may_be_larger() -> None:
-    made = propose(FP32, [survey(2.0**-18, 2.0**-20)], Wanted(log_bits=0.3))
+    made = propose(FP32, [survey(2.0**-18, 2.0**-20)], CalibrationLimits(log_bits=0.3))
     assert made.policy.gradient_floor < FP32.gradient_floor
     assert made.expected.log_bits <= 0.3
     assert made.chosen() == {
@@ -95,6 +95,6 @@ def test_a_grid_that_was_chosen_does_not_follow_the_noise() -> None:
     own, fixed = expect(replace(FP32, gradient_spacing=11), loud), expect(FIXED, loud)
     assert own is not None and fixed is not None
     assert own.log_bits < 0.6 * fixed.log_bits
-    made = propose(FP32, loud, Wanted(log_bits=1.1 * fixed.log_bits))
+    made = propose(FP32, loud, CalibrationLimits(log_bits=1.1 * fixed.log_bits))
     assert (made.policy.gradient_floor, made.policy.gradient_spacing) == (FP32.gradient_floor, SPARSEST)
     assert made.expected == fixed

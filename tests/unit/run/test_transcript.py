@@ -37,7 +37,7 @@ from tallystick.run.proofs import (
     verify_step_proof,
 )
 from tallystick.run.transcript import (
-    Checkpoint,
+    StateCommitment,
     Transcript,
     check_fingerprint,
     state_fingerprint,
@@ -111,7 +111,9 @@ def test_a_run_survives_its_documents(changes: dict[str, Any]) -> None:
 
 
 def test_checkpoints_are_every_so_many_steps_and_the_last() -> None:
-    assert run().checkpoints() == tuple(Checkpoint(done, hash_of(f"state {done}")) for done in (0, 3, 6, 7))
+    assert run().checkpoints() == tuple(
+        StateCommitment(done, hash_of(f"state {done}")) for done in (0, 3, 6, 7)
+    )
 
 
 def test_the_root_can_be_streamed_from_the_leaves() -> None:

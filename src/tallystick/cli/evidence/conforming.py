@@ -16,14 +16,21 @@ from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.terminal import answer as show
 from tallystick.cli.terminal import say
 from tallystick.errors import InvalidInput
-from tallystick.evidence.conformance import Answered, Operation, answer, drive, load_questions, schema
+from tallystick.evidence.conformance import (
+    CaseAnswer,
+    Query,
+    answer,
+    drive,
+    load_questions,
+    schema,
+)
 from tallystick.evidence.questions import ASKED_AS, OPERATIONS
 from tallystick.fleet.questions import FLEET_OPERATIONS
 from tallystick.reports.layout import BAD, GOOD, UNSURE, Row, counted, page
 
 app = typer.Typer(help="Check another implementation against the test vectors.", no_args_is_help=True)
 
-ASKED: Mapping[str, Operation] = {**OPERATIONS, **FLEET_OPERATIONS}
+ASKED: Mapping[str, Query] = {**OPERATIONS, **FLEET_OPERATIONS}
 UNSUPPORTED = 3  # exit code where no answer is wrong, and some operations are unknown to the program
 SHOWN = 20
 
@@ -33,22 +40,22 @@ class ConformancePage:
     """What an implementation answered."""
 
     program: str
-    answers: tuple[Answered, ...]
+    answers: tuple[CaseAnswer, ...]
 
     @property
-    def wrong(self) -> tuple[Answered, ...]:
+    def wrong(self) -> tuple[CaseAnswer, ...]:
         """Answers that are not the vectors', those it does not support left out."""
         return tuple(each for each in self.answers if not each.agreed and not each.unsupported)
 
     @property
-    def unsupported(self) -> tuple[Answered, ...]:
+    def unsupported(self) -> tuple[CaseAnswer, ...]:
         """Questions that the implementation says it does not support."""
         return tuple(each for each in self.answers if each.unsupported)
 
     @property
     def suites(self) -> dict[str, dict[str, int]]:
         """By suite, how many cases and questions were asked, and how many answers agreed, were unsupported or wrong."""
-        found: dict[str, list[Answered]] = {}
+        found: dict[str, list[CaseAnswer]] = {}
         for each in self.answers:
             found.setdefault(each.question.suite, []).append(each)
         return {suite: _numbers(answers) for suite, answers in found.items()}
@@ -88,12 +95,12 @@ class ConformancePage:
         return page(f"conforms: {asked} answered as the vectors say", GOOD, rows)
 
 
-def _shown(each: Answered) -> dict[str, str]:
+def _shown(each: CaseAnswer) -> dict[str, str]:
     asked = each.question
     return {"case": asked.name, "expected": asked.expected, "operation": asked.operation, "said": each.said}
 
 
-def _numbers(answers: Sequence[Answered]) -> dict[str, int]:
+def _numbers(answers: Sequence[CaseAnswer]) -> dict[str, int]:
     agreed = sum(each.agreed for each in answers)
     unsupported = sum(each.unsupported for each in answers)
     return {

@@ -100,12 +100,12 @@ def calibrate(
     from tallystick.roles import calibrator
 
     source = find_job(job)
-    order = calibrator.Order(source, settings, rounding, seed, steps, repeats, profiles, device)
+    order = calibrator.CalibrationOrder(source, settings, rounding, seed, steps, repeats, profiles, device)
     started = time.perf_counter()
     with TaskDisplay("calibrate") as display:
         surveys = calibrator.measure(order, run_child, display)
     measured = time.perf_counter()
-    proposal = calibrator.propose(rounding, surveys, calibrator.Wanted(log_bits, freedom))
+    proposal = calibrator.propose(rounding, surveys, calibrator.CalibrationLimits(log_bits, freedom))
     report = CalibrationReport(order, surveys, proposal)
     if out is not None and not proposal.problems:
         write_whole(out, calibrator.choice_of(order, surveys, proposal).encode())

@@ -38,7 +38,8 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.policy import entry_budget
 from tallystick.numerics.random import bernoulli, stream_key, words
-from tallystick.numerics.reference import AdamRule, Entry, ScaledBand, SgdRule, adam, follow, sgd
+from tallystick.numerics.reference import AdamRule, LoggedElement, ScaledBand, SgdRule, adam, follow, sgd
+from tallystick.numerics.rounded_sites import may_rest
 from tallystick.run.documents import Specification, StepRecord
 
 CONSTANT = "tallystick::constant"
@@ -148,7 +149,7 @@ def _rounded(op: Operator, output: int, element: int, read: Read, facts: StepFac
         record = facts.record
         key = stream_key(facts.specification.seed, purpose, record.step, record.rank, 0, ordinal)
         drawn = [int(words(key, element, 1)[0])]
-    logged = [] if sides is None else [Entry(0, sides)]
+    logged = [] if sides is None else [LoggedElement(0, sides)]
     values, _ = follow([y], logged, grid.precision, _site(grid, numel, element), drawn)
     return Point(values[0], exact=True)
 
@@ -300,10 +301,13 @@ _OWN: Mapping[str, Own] = {
 
 
 def over_budget(op: Operator, facts: StepFacts) -> str | None:
-    """Return in words that a rounding site has more log entries than its budget; None if it has not."""
+    """Return in words that a rounding site has more log entries than its budget; None if it has not, or if nobody can tell.
+
+    A buffer of which a step leaves a part as it is has as many as it likes: see ``rounded_sites.is_dense``.
+    """
     kind, ordinal = int(op.number("kind")), int(op.number("ordinal"))
     grid = facts.grid(kind, ordinal)
-    if grid is None or grid.residue_bits:
+    if grid is None or grid.residue_bits or (kind == Kind.BUFFER and may_rest(grid)):
         return None
     numel = op.outputs[0].view.numel
     entries, budget = _entries(facts, kind, ordinal, numel), entry_budget(grid, numel)

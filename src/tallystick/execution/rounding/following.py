@@ -47,7 +47,7 @@ from tallystick.numerics.log import (
 from tallystick.numerics.nearest import TIED
 from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest
 from tallystick.numerics.policy import ActivationRule, Policy, entry_budget, move_budget
-from tallystick.numerics.rounded_sites import NO_KEY, Followed, Key
+from tallystick.numerics.rounded_sites import NO_KEY, Followed, Key, is_dense
 from tallystick.numerics.rounding import round_followed, round_followed_residues, round_recorded_residues
 from tallystick.numerics.tensor_measures import block_rms
 
@@ -234,7 +234,7 @@ class FollowingContext:
             found, near, steer = self._round_residues(place, grid, payload, x, out, key, name)
         else:
             entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
-            if not self._check_budget(grid, entries, name):
+            if not self._check_budget(grid, entries, x, name):
                 entries = SparseEntries.none(x.numel(), 1)
             held = self._held(place, grid, x, out, len(entries))
             found = round_followed(x, grid, entries, out=out, old=old, key=key, name=name)
@@ -458,9 +458,9 @@ class FollowingContext:
     def _check_activation_scale(self, place: tuple[Kind, int], grid: SiteGrid, x: Tensor, name: str) -> None:
         self._headers.check_activation(place, grid, x, name)
 
-    def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> bool:
+    def _check_budget(self, grid: SiteGrid, entries: SparseEntries, x: Tensor, name: str) -> bool:
         budget = entry_budget(grid, entries.n)
-        if len(entries) > budget:
+        if is_dense(x, grid, entries.indexes, budget):
             self.violations += [Violation(name, -1, f"{len(entries)} entries exceed the budget of {budget}")]
             return False
         return True

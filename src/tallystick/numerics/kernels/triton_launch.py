@@ -36,7 +36,7 @@ SCAN = 2048  # tiles that the scanning program takes at a time
 
 
 @dataclass(frozen=True)
-class Grid:
+class KernelGrid:
     """A site's grid as the kernels take it.
 
     scales: int32 on the device, one a block, or empty for a relative band. limit: largest magnitude of a
@@ -87,7 +87,7 @@ def takes(*tensors: Tensor | None) -> bool:
     return all(t is None or (t.dtype in _BITS and t.is_contiguous()) for t in tensors)
 
 
-def record(x: Tensor, grid: Grid, out: Tensor, old: Tensor | None, room: int) -> Recorded:
+def record(x: Tensor, grid: KernelGrid, out: Tensor, old: Tensor | None, room: int) -> Recorded:
     """Round ``x`` into ``out`` (which may be ``x`` or ``old``); fetch at most ``room`` entries."""
     parts: list[npt.NDArray[np.int64]] = []
     count = 0
@@ -103,7 +103,7 @@ def record(x: Tensor, grid: Grid, out: Tensor, old: Tensor | None, room: int) ->
 
 def follow(
     y: Tensor,
-    grid: Grid,
+    grid: KernelGrid,
     positions: npt.NDArray[np.int64],
     sides: npt.NDArray[np.int64],
     out: Tensor,
@@ -192,7 +192,7 @@ class _Piece:
     def empty(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return self.x.new_empty(shape, dtype=dtype)
 
-    def options(self, grid: Grid) -> dict[str, object]:
+    def options(self, grid: KernelGrid) -> dict[str, object]:
         """The compile-time arguments of the tile kernels."""
         blocks = grid.scales.numel()
         return {
@@ -207,14 +207,14 @@ class _Piece:
             "LONG": self.rows(grid) >= TILE,
         }
 
-    def scales(self, grid: Grid) -> Tensor:
+    def scales(self, grid: KernelGrid) -> Tensor:
         """The scales, or some int32 that is not looked at."""
         return grid.scales if grid.scales.numel() else self.empty(1, dtype=torch.int32)
 
-    def rows(self, grid: Grid) -> int:
+    def rows(self, grid: KernelGrid) -> int:
         return self.numel // max(grid.scales.numel(), 1)
 
-    def numbers(self, grid: Grid) -> tuple[int, ...]:
+    def numbers(self, grid: KernelGrid) -> tuple[int, ...]:
         """The run-time numbers of the tile kernels."""
         (limit,) = np.array([grid.limit]).view(np.int64).tolist()
         rule = (self.rows(grid), grid.precision, grid.band, grid.floor)
@@ -229,7 +229,7 @@ def _pieces(x: Tensor, out: Tensor, old: Tensor | None) -> Iterator[_Piece]:
         yield _Piece(start, values.numel(), values[part], target[part], before[part])
 
 
-def _record_piece(piece: _Piece, grid: Grid, room: int) -> tuple[npt.NDArray[np.int64], int, int]:
+def _record_piece(piece: _Piece, grid: KernelGrid, room: int) -> tuple[npt.NDArray[np.int64], int, int]:
     """Return (packed entries, their number, first bad position); no entries where there are more than ``room``."""
     tiles = _tiles(piece.n)
     masks = piece.empty(tiles * TILE // LANES.value, dtype=torch.int32)
@@ -247,7 +247,7 @@ def _record_piece(piece: _Piece, grid: Grid, room: int) -> tuple[npt.NDArray[np.
     return entries.cpu().numpy(), found, first_bad
 
 
-def _follow_piece(piece: _Piece, grid: Grid, packed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _follow_piece(piece: _Piece, grid: KernelGrid, packed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     tiles = _tiles(piece.n)
     masks = piece.x.new_zeros(tiles * TILE // LANES.value, dtype=torch.int32)
     if packed.size:
