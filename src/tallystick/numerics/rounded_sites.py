@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import isqrt
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,6 @@ import numpy.typing as npt
 from tallystick.errors import Nondeterminism
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.reference import LARGEST_EXPONENT, SMALLEST_EXPONENT
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DENSEST = 8  # a site with more than one ambiguous element in eight has a useless grid, and is refused
 FINER = 4  # octaves that a grid becomes coarser at once, as far as points of the finer one are known as such
@@ -73,15 +70,15 @@ def may_rest(grid: SiteGrid) -> bool:
     return grid.scales.size > 0 and not grid.dithered
 
 
-def is_dense(x: Tensor, grid: SiteGrid, index: npt.NDArray[np.int64], most: int) -> bool:
-    """Whether more than ``most`` of the elements ``index``, int64[k], are near a boundary by chance.
+def is_dense(x: Any, grid: SiteGrid, index: npt.NDArray[np.int64], most: int) -> bool:
+    """Whether more than ``most`` of the elements ``index``, int64[k], of a tensor ``x`` are near a boundary by chance.
 
     What a step leaves as it is, as most of a queue, lies on points of its grid: half of these are all as far from a boundary of
     one that became an octave coarser, within its band or not.
     """
     if index.size <= most or not may_rest(grid):
         return index.size > most
-    values = x.detach().reshape(-1).cpu().numpy()[index].astype(np.float64)
+    values: npt.NDArray[np.float64] = x.detach().reshape(-1).cpu().numpy()[index].astype(np.float64)
     scales = grid.scales.astype(np.int64)[index // (x.numel() // grid.scales.size)]
     exponents = np.maximum(scales + grid.floor, SMALLEST_EXPONENT)
     if grid.precision:
