@@ -30,11 +30,11 @@ MANTISSA = IMPLICIT - 1
 
 @dataclass(frozen=True)
 class FollowedNearest:
-    """What following one site showed; the fields are those of ``nearest.Followed``.
+    """What following one site showed; the fields are those of ``nearest.FollowedActivation``.
 
     Attributes:
         violation: flat index of the first entry that no honest log has, or -1; ``violations`` counts them.
-        corrections, near, tied, chance: see ``nearest.Followed``.
+        corrections, near, tied, chance: see ``nearest.FollowedActivation``.
     """
 
     violation: int

@@ -54,7 +54,7 @@ def _triton_grid(x: Tensor, grid: SiteGrid, out: Tensor, old: Tensor | None, key
         raise InvalidInput(f"band: {scales.size} blocks do not divide {x.numel()} elements")
     if out.numel() != x.numel() or (relative and (old is None or old.numel() != x.numel())):
         raise InvalidInput(f"rounding: {x.numel()} elements into {out.numel()}, or without as many old ones")
-    return triton().Grid(
+    return triton().KernelGrid(
         grid.precision, grid.band, grid.floor, grid.dithered,
         torch.from_numpy(scales).to(x.device), largest_result(grid, narrow=out.dtype == torch.float32), key,
     )  # fmt: skip
@@ -64,12 +64,15 @@ def record_triton(
     x: Tensor, grid: SiteGrid, *, out: Tensor, old: Tensor | None, key: Key, name: str
 ) -> SparseEntries:
     """Return what ``rounding.round_recorded`` does, for tensors that ``has_triton`` takes."""
-    room = x.numel() if may_rest(grid) else entry_room(x.numel())
-    found = triton().record(x, _triton_grid(x, grid, out, old, key), out, old, room)
+    room, site = entry_room(x.numel()), _triton_grid(x, grid, out, old, key)
+    found = triton().record(x, site, out, old, room)
     if found.bad >= 0:
         raise not_finite(name, found.bad)
-    if found.count > room or is_dense(x, grid, found.positions, entry_room(x.numel())):
-        raise too_dense(name, found.count, x.numel())
+    if found.count > room:
+        if may_rest(grid):
+            found = triton().record(x, site, out, old, found.count)
+        if not may_rest(grid) or is_dense(x, grid, found.positions, room):
+            raise too_dense(name, found.count, x.numel())
     return SparseEntries(x.numel(), 1, found.positions, found.sides)
 
 

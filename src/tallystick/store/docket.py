@@ -112,7 +112,7 @@ def answer_name(number: int) -> str:
 
 
 class Docket:
-    """One dispute on the referee's disk; a table (``dispute.exchange.Table``) at which files pass.
+    """One dispute on the referee's disk; a table (``dispute.exchange.QuestionChannel``) at which files pass.
 
     Attributes:
         refused: answers that were refused, and files that a mailbox did not take, since this object was made, and why, by

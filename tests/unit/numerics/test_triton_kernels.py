@@ -292,7 +292,14 @@ def test_too_many_entries_do_not_leave_the_device_at_all() -> None:
     found = triton_launch.record(x, grid, torch.empty_like(x), None, 756)
     assert (found.count, found.positions.size) == (4000, 0)
     with pytest.raises(Nondeterminism, match=r"^w: 4000 of 4000 elements are ambiguous"):
-        rounding_triton.record_triton(x, SiteGrid(0, -6, 0, False, [0]), out=x, old=None, key=KEY, name="w")
+        rounding_triton.record_triton(
+            x, SiteGrid(0, -6, 0, False, [0]), out=torch.empty_like(x), old=None, key=KEY, name="w"
+        )
+    half, coarser = torch.full((4000,), 0.5, dtype=torch.float64), SiteGrid(0, -4, 0, False, [0])
+    entries = rounding_triton.record_triton(
+        half, coarser, out=torch.empty_like(x), old=None, key=KEY, name="w"
+    )
+    assert len(entries) == 4000  # what a step left as it was, on a grid that became an octave coarser
 
 
 def test_entries_of_another_site_are_refused_before_anything_is_written() -> None:
