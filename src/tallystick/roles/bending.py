@@ -173,7 +173,7 @@ class _Sides:
         theirs: by the log's.
         own: by the follower's own in this step.
         so_far: by the follower's own in this step and before it, from the buffers that these leave.
-        follows: how the step's own gradients follow from ``theirs``; None of a job, whose they are.
+        follows: how the step's own gradients follow from ``theirs``; None where they are held to the whole batch instead.
         problem: why the step's decisions cannot be judged; None if they can.
     """
 
