@@ -25,7 +25,7 @@ BEYOND = (
     ("Stated", "tallystick.evidence.verification", "Stated"),
     ("Deviation", "tallystick.roles.audit_report", "Deviation"),
     ("SegmentResult", "tallystick.roles.audit_report", "SegmentResult"),
-    ("Progress", "tallystick.roles.trainer", "Progress"),
+    ("Progress", "tallystick.roles.run_writer", "Progress"),
     ("TallyError", "tallystick.errors", "TallyError"),
     ("InvalidInput", "tallystick.errors", "InvalidInput"),
     ("Mismatch", "tallystick.errors", "Mismatch"),

@@ -3,6 +3,7 @@
 record                         a job trained into a run directory (needs torch)
 audit                          a recorded job repeated and compared (needs torch)
 verify                         a run, a bundle of evidence or a proof checked without repeating it
+attach                         a training script with two lines more, recorded or followed by ``tally`` (needs torch)
 Recorder, Follower, open_run   a training loop of one's own, recorded or followed (needs torch)
 observe                        a training process registered with its machine's chip agent (needs torch)
 """
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tallystick.evidence.verification import Verification
     from tallystick.integrations.observed import observe
     from tallystick.roles.acceptance import Limits
+    from tallystick.roles.attached import attach
     from tallystick.roles.audit_report import AuditReport
     from tallystick.roles.follower import Follower, open_run
     from tallystick.roles.recorder import Recorder
@@ -32,6 +34,7 @@ _HOMES = {
     "Recorder": "tallystick.roles.recorder",
     "RunStatement": "tallystick.run.documents",
     "Verification": "tallystick.evidence.verification",
+    "attach": "tallystick.roles.attached",
     "audit": "tallystick.api",
     "observe": "tallystick.integrations.observed",
     "open_run": "tallystick.roles.follower",
@@ -46,6 +49,7 @@ __all__ = [
     "RunStatement",
     "Verification",
     "__version__",
+    "attach",
     "audit",
     "observe",
     "open_run",

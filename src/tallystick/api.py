@@ -18,7 +18,7 @@ from tallystick.store.files import RunDirectory
 if TYPE_CHECKING:
     from tallystick.roles.acceptance import Limits
     from tallystick.roles.audit_report import AuditReport
-    from tallystick.roles.trainer import Progress
+    from tallystick.roles.run_writer import Progress
     from tallystick.run.documents import RunStatement
     from tallystick.run.sample import SegmentDraw
 

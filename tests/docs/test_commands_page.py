@@ -39,10 +39,8 @@ def test_a_section_has_usage_options_defaults_and_exit_codes() -> None:
         "## tally record\n\n<!-- options\n--seed: of the streams\nexit 9: never\n-->\n\nMore.\n", ROOM
     )
 
-    assert (
-        "Train a job and record every step" in page
-    )  # no prose stands before the options: the code's own help
-    assert "    tally record --run DIR JOB [OPTION]...\n" in page
+    assert "and record every step" in page  # no prose stands before the options: the code's own help
+    assert "    tally record --run DIR JOB | -- python FILE ... [OPTION]...\n" in page
     assert "| `--seed N` | `0` | Of the streams. |\n" in page
     assert "| `--run DIR` | required | Where to write the run: a new or empty directory. |\n" in page
     assert "Exit codes: 9, never; [those of every command](#exit-codes).\n\nMore.\n" in page

@@ -49,7 +49,7 @@ def train(loop: Any, *, other_step: int = -1, parts: int = 1, model: nn.Module |
     model = model or make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    loop.prepare(model, optimizer, scheduler, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+    loop.prepare(model, optimizer, scheduler)
     for step in range(STEPS):
         with loop.step(data(step if step != other_step else 999)) as (x, y):
             for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True):
@@ -202,7 +202,7 @@ def taken_within(loop: Any, *, stop_at: int | None = None, finish: bool = False)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with loop as run:
-        run.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+        run.prepare(model, optimizer)
         for step in range(3):
             with run.step(data(step)) as (x, y):
                 if step == stop_at:
@@ -246,7 +246,7 @@ def test_an_exception_lets_go_of_model_and_directory_and_leaves_the_run_unfinish
         pytest.raises(ValueError, match="early"),
         tallystick.Recorder(tmp_path / "other", policy="fp64", steps=1, program=__file__) as other,
     ):
-        other.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda batch: batch)
+        other.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         raise ValueError("early")
     assert [tensor.dtype for tensor in model.state_dict().values()] == dtypes
 
@@ -275,7 +275,7 @@ def test_a_loop_that_breaks_the_rules_is_told_which(tmp_path: Path) -> None:
     recorder = tallystick.Recorder(tmp_path / "run", steps=2, program=__file__)
     with pytest.raises(ProtocolViolation, match="call prepare"), recorder.step(data(0)):
         pass
-    recorder.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+    recorder.prepare(model, optimizer)
     with pytest.raises(ProtocolViolation, match="was not called"), recorder.step(data(0)):
         optimizer.step()
     with pytest.raises(ProtocolViolation, match="2 steps were announced, 0 were taken"):
@@ -300,7 +300,7 @@ def test_weights_edited_between_two_steps_are_refused_unless_they_are_put_back(
     loop = tallystick.Recorder(tmp_path / "run", policy="fp32", steps=3, program=__file__)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    loop.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+    loop.prepare(model, optimizer)
 
     def step(number: int) -> None:
         with loop.step(data(number)) as (x, y):
@@ -328,7 +328,7 @@ def test_a_loop_that_must_stop_leaves_a_run_up_to_its_last_state(tmp_path: Path)
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with loop:
-            loop.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+            loop.prepare(model, optimizer)
             for step in range(4):
                 x, y = data(step)
                 with loop.step((x * torch.inf if step == 3 else x, y)) as batch:
@@ -350,7 +350,7 @@ def averaged(loop: Any, *, where: str = "follow_up", decay: float = 0.9999) -> t
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     loop.prepare(
-        model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]), extra={"average": average},
+        model, optimizer, extra={"average": average},
         follows_up=where != "unannounced",
     )  # fmt: skip
     for step in range(STEPS):
@@ -400,7 +400,7 @@ def test_optimizer_steps_outside_a_recorded_step_are_refused(tmp_path: Path) -> 
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = tallystick.Recorder(tmp_path / "run", steps=1, program=__file__)
-    recorder.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+    recorder.prepare(model, optimizer)
 
     with pytest.raises(ProtocolViolation, match="outside a recorded step"):
         optimizer.step()
@@ -412,7 +412,7 @@ def test_lbfgs_is_refused_with_its_reason(tmp_path: Path) -> None:
     recorder = tallystick.Recorder(tmp_path / "run", steps=1, program=__file__)
 
     with pytest.raises(Nondeterminism, match="calls its closure several times"):
-        recorder.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+        recorder.prepare(model, optimizer)
 
 
 def solve(loop: Any, smooth: tuple[str, ...]) -> Any:
@@ -485,7 +485,7 @@ def test_a_loop_that_sets_its_optimizer_before_the_first_step_is_followed(tmp_pa
     def warmed(loop: Any) -> Any:
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
-        loop.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+        loop.prepare(model, optimizer)
         for step in range(STEPS):
             optimizer.param_groups[0]["lr"] = 0.01 * (step + 1) / STEPS
             with loop.step(data(step)) as (x, y):

@@ -68,6 +68,17 @@ JobName = Annotated[
 Job = Annotated[
     str, argument("JOB", "A shipped job (digits, text, gpt2, resnet50), a dotted path or a .py file.")
 ]
+JobOrProgram = Annotated[
+    list[str],
+    argument(
+        "JOB | -- python FILE ...",
+        "A shipped job (digits, text, gpt2, resnet50), a dotted path or a .py file; or a program that attaches itself.",
+    ),
+]
+Program = Annotated[
+    list[str] | None,
+    argument("[-- python FILE ...]", "The program, with its arguments, that the run was recorded from."),
+]
 AnyRun = Annotated[Path, argument("DIR", "A run directory, finished or not.")]
 Settings = Annotated[
     list[str] | None, option("--set", "NAME=VALUE", "A setting of the job; may be repeated.")

@@ -18,7 +18,7 @@ from rich.progress import Progress as Bar
 from tallystick.reports.layout import DonePage, Report, Row, printable
 
 if TYPE_CHECKING:
-    from tallystick.roles.trainer import Progress
+    from tallystick.roles.run_writer import Progress
 
 LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 SMOOTHING = 0.05  # weight of the newest step in the rate
@@ -148,19 +148,18 @@ class StepDisplay(_LineOrBar):
         self._last_step = now
         self.steps += 1
         self._log_bytes += progress.log_bytes
-        facts = self._facts(progress)
         end = progress.steps if self._end is None else self._end
-        self._show(f"{self._verb} {facts}", facts, progress.step + 1 - self._first, end - self._first, now)
+        facts, total = self._facts(progress, end), None if end is None else end - self._first
+        self._show(f"{self._verb} {facts}", facts, progress.step + 1 - self._first, total, now)
 
-    def _facts(self, progress: Progress) -> str:
-        end = progress.steps if self._end is None else self._end
-        parts = [f"{progress.step + 1}/{end}"]
+    def _facts(self, progress: Progress, end: int | None) -> str:
+        parts = [f"step {progress.step + 1}" if end is None else f"{progress.step + 1}/{end}"]
         if self._interval:
             parts.append(f"{1.0 / self._interval:.3g} steps/s")
         if progress.loss is not None:
             parts.append(f"loss {progress.loss:.4g}")
         parts.append(f"log {self._log_bytes / self.steps:,.0f} B/step")
-        if self._interval is not None:
+        if self._interval is not None and end is not None:
             parts.append(f"{_clock_time(self._interval * (end - progress.step - 1))} left")
         return ", ".join(parts)
 

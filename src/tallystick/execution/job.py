@@ -188,7 +188,7 @@ def find_shipped(stated: str) -> JobSource:
     if stated not in (f"tallystick.jobs.{name}" for name in SHIPPED):
         raise InvalidInput(
             f"job {stated[:80]!r}: is no shipped job, and no code is run because a specification names it; read the files in "
-            "the run directory's program/ and give --job FILE, one of your own or the copy there"
+            "the run directory's program/ and give --job FILE, or -- python FILE ARGUMENTS, your own or the copy there"
         )
     return find_source(stated)
 

@@ -36,7 +36,8 @@ from tallystick.execution.dispatch.table import EMPTY, OVERWRITES, STATEFUL
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import Job
 from tallystick.execution.operator_attributes import attributes_of, update_numbers, written_by
-from tallystick.execution.operator_writer import ListWriter, Watch, storage_key
+from tallystick.execution.operator_writer import ListWriter, Watch
+from tallystick.execution.pass_trace import storage_key
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.session.parameters import TrainedParameters

@@ -27,6 +27,7 @@ from tallystick.dispute.operator_list import LOAD, Geometry, Input, Operator, Ou
 from tallystick.execution.dispatch.table import OVERWRITES
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.operator_attributes import renumbered
+from tallystick.execution.pass_trace import storage_key
 from tallystick.execution.snapshot import CODES
 from tallystick.execution.step_trace import KINDS, StepTrace, Value, array_of
 
@@ -36,11 +37,6 @@ SMALL_CONSTANT = 4096  # bytes that stand in the list itself
 NO_ROOT = bytes(32)
 SOON = 1 << 16  # bytes that are hashed at once: less than handing them to another thread takes
 Watch = Callable[[int, Operator, Sequence[Tensor]], None]
-
-
-def storage_key(tensor: Tensor) -> int:
-    """Return what tells the memory of ``tensor`` from any other while somebody holds on to it."""
-    return int(tensor.untyped_storage()._cdata)  # pyright: ignore[reportPrivateUsage] # torch's own weak references use it
 
 
 def whole(tensor: Tensor) -> Tensor:

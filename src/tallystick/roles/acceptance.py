@@ -93,6 +93,7 @@ class Acceptance:
     _measured: int = 0
     _latest: int = -1
     _unasked: int = 0
+    _waits_for: bool | None = None
     _travelled: float = 0.0
     _weighing: Weighing | None = None
     _own: OwnPath = field(default_factory=lambda: OwnPath([], []))
@@ -150,16 +151,43 @@ class Acceptance:
         found, self._excesses = self._excesses, []
         return found + [(max(session.step - 1, 0), excess) for excess in self._of_limits(session, led)]
 
-    def follow(self, session: Session, frame: bytes, backward: Backward) -> FollowingContext:
+    def follow(
+        self, session: Session, frame: bytes, backward: Backward, *, later: bool = False
+    ) -> FollowingContext:
         """Return the context for the next step, the noise measured first where the trainer did, or where that is long ago.
+
+        ``later`` is whether it is measured in the step, by ``watching``, once its operators have run.
 
         Raises:
             InvalidInput: the frame is malformed.
         """
-        overdue = session.step - self._measured >= POLICIES[session.policy.name].recalibrate_every
-        is_trainers, continues = session.is_calibrated(decode_frame(frame)), self._yardstick is not None
+        is_trainers = session.is_calibrated(decode_frame(frame))
         context, weighing = session.following_context(frame), self._weighing
-        if self._yardstick is None or overdue or is_trainers:
+        if later and self._is_due(session, is_trainers=is_trainers):
+            self._waits_for = is_trainers
+        else:
+            self._hold(session, context, backward, is_trainers=is_trainers)
+        if weighing is not None and not is_linear(session.optimizer):
+            context.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
+                ordinal, session.parameters[ordinal][1], gradient, at, moves
+            )
+        if session.policy.residue_bits == 0:
+            context.own = lambda *noted: self._note_own(session, context, *noted)
+        return context
+
+    def _is_due(self, session: Session, *, is_trainers: bool) -> bool:
+        """Whether the noise is to be measured for the next step; ``is_trainers`` is whether the trainer did."""
+        return self._yardstick is None or self._is_overdue(session) or is_trainers
+
+    def _is_overdue(self, session: Session) -> bool:
+        return session.step - self._measured >= POLICIES[session.policy.name].recalibrate_every
+
+    def _hold(
+        self, session: Session, context: FollowingContext, backward: Backward, *, is_trainers: bool
+    ) -> None:
+        """Hold a step against the noise, measured for it where that is due."""
+        overdue, continues = self._is_overdue(session), self._yardstick is not None
+        if self._is_due(session, is_trainers=is_trainers):
             self._measured = session.step
             self._measure(session, backward, is_trainers=is_trainers, changes=context.changes_hearing)
         if self._yardstick is not None:
@@ -172,13 +200,6 @@ class Acceptance:
                 )
         if overdue and continues and not is_trainers:
             context.hold_overdue()
-        if weighing is not None and not is_linear(session.optimizer):
-            context.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
-                ordinal, session.parameters[ordinal][1], gradient, at, moves
-            )
-        if session.policy.residue_bits == 0:
-            context.own = lambda *noted: self._note_own(session, context, *noted)
-        return context
 
     def _measure(
         self,
@@ -225,7 +246,7 @@ class Acceptance:
         counted where the trainer measured and nothing in this step asks for it, or the other way round. Of a loop ``in_parts``
         repeats the step by micro-batches.
         """
-        if self._yardstick is None:
+        if self._yardstick is None and self._waits_for is None:
             yield
             return
 
@@ -238,11 +259,21 @@ class Acceptance:
             is_begun = True
             return nullcontext()
 
+        def hold() -> None:
+            is_trainers, self._waits_for = self._waits_for, None
+            if is_trainers is not None:
+                with session.interlude():
+                    self._hold(session, context, backward, is_trainers=is_trainers)
+
         def judge() -> None:
-            self._judge_decisions(session, context, backward, in_parts)
+            hold()
+            if self._yardstick is not None:
+                self._judge_decisions(session, context, backward, in_parts)
 
         def measure() -> None:
-            self._measure_what_is_new(session, context, backward)
+            hold()
+            if self._yardstick is not None:
+                self._measure_what_is_new(session, context, backward)
             judge()
             moved, is_changed = context.freedom.decisions_moved, session.open_step.schedule != began
             if moved and is_changed and not self.is_loop:

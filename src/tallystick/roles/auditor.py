@@ -53,7 +53,7 @@ from tallystick.roles.replay import (
     program_deviations,
     uncommitted,
 )
-from tallystick.roles.trainer import Progress
+from tallystick.roles.run_writer import Progress
 from tallystick.run.program import ProgramDifference
 from tallystick.run.sample import SegmentDraw
 from tallystick.run.transcript import Transcript, check_cursor, check_fingerprint
@@ -109,7 +109,7 @@ def audit(
         for start, end in segments:
             report.segments.append(run.segment(start, end))
         verify_program(source.program, specification.job.program)
-        _excuse_environment(report, source.program.compare_environment(specification.job.program))
+        excuse_environment(report, source.program.compare_environment(specification.job.program))
     except OtherProgram as problem:  # whatever was found before, other code may have found
         cause = uncommitted(problem)
         report.segments = [SegmentResult(a, b, "cannot_reproduce", [cause]) for a, b in segments]
@@ -118,7 +118,7 @@ def audit(
     return report
 
 
-def _excuse_environment(report: AuditReport, found: Sequence[ProgramDifference]) -> None:
+def excuse_environment(report: AuditReport, found: Sequence[ProgramDifference]) -> None:
     """Accuse nobody of a step that was repeated with other environment variables than the program read there."""
     report.environment |= {each.subject: (each.own[:32], each.stated[:32]) for each in found}
     for segment in report.segments if found else ():

@@ -22,6 +22,7 @@ from tallystick.execution.dispatch.decisions import EQUAL
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.noise.passes import gradients_under, jittered
 from tallystick.execution.noise.survey import Backward
+from tallystick.execution.pass_trace import OtherShapes
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import Site
 from tallystick.execution.session.session import Session
@@ -125,7 +126,11 @@ def _repeat(
     """
     again = session.following_context(context.frame, form=form)
     noise = None if session.arithmetic.jitter is None else Jitter(session.seed * 1000003 + session.step * 101)
-    with session.interlude(), jittered(session, noise), suppress(InvalidInput):  # the same noise each time
+    with (
+        session.interlude(),
+        jittered(session, noise),
+        suppress(InvalidInput, OtherShapes),
+    ):  # the same noise each time
         started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
         if led:
             own = {
@@ -375,7 +380,7 @@ def count_exact(session: Session, context: FollowingContext, backward: Backward)
             started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
             try:
                 gradients_under(session, backward, branches, started)
-            except InvalidInput:  # a loop that takes its batch in other parts: none of them is reached
+            except (InvalidInput, OtherShapes):  # a loop that takes its batch in other parts: none is reached
                 break
         left = {**left, **branches.found}  # a decision that was not reached says nothing
     return sum(at.numel() for at in left.values())

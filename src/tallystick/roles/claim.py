@@ -17,8 +17,7 @@ from tallystick.execution.step import StepOutcome, run_step
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import compare_step, find_noisy_sites, is_excused, violations_of
 from tallystick.roles.replay import Replay, open_replay
-from tallystick.roles.run_writer import step_record
-from tallystick.roles.trainer import Progress
+from tallystick.roles.run_writer import Progress, step_record
 from tallystick.run.documents import Specification
 from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, Required, TypedDict, Unpack
 
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, OtherProgram, ProtocolViolation
+from tallystick.execution.program import verify_program
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state
 from tallystick.numerics.policy import policy_of
@@ -21,7 +24,7 @@ from tallystick.roles.audit_report import (
     SegmentResult,
     VerdictName,
 )
-from tallystick.roles.auditor import accept, find_contradictions, noisy_data
+from tallystick.roles.auditor import accept, excuse_environment, find_contradictions, noisy_data
 from tallystick.roles.comparison import compare_end, compare_step
 from tallystick.roles.data_noise import has_floats
 from tallystick.roles.initial_state import (
@@ -31,9 +34,10 @@ from tallystick.roles.initial_state import (
     find_other_setting,
     settings_of,
 )
-from tallystick.roles.loop import Loop, main_program
+from tallystick.roles.loop import FROM_OPERATORS, Loop, main_program
 from tallystick.roles.recorder import Recorder
-from tallystick.roles.replay import adopting, other_sites
+from tallystick.roles.replay import adopting, environment_differences, other_sites, uncommitted
+from tallystick.roles.run_writer import Progress
 from tallystick.run.documents import Specification
 from tallystick.run.program import in_words
 from tallystick.run.transcript import check_cursor
@@ -64,7 +68,8 @@ def open_run(path: str | os.PathLike[str], **settings: Unpack[RecorderSettings])
     followed = os.environ.get(FOLLOW_VARIABLE)
     if not followed:
         return Recorder(path, **settings)
-    return Follower(followed, program=settings.get("program"), ordered=settings)
+    usual: dict[str, Any] = {"policy": "fp32", "seed": 0, "settings": {}, "dataset_digest": None}
+    return Follower(followed, program=settings.get("program"), ordered=usual | {**settings})
 
 
 class Follower(Loop[AuditReport]):
@@ -74,8 +79,8 @@ class Follower(Loop[AuditReport]):
         path: the run directory.
         program: as for ``Recorder``.
         limits: what is accepted of the log's freedom at most.
-        ordered: what the program would have given to ``Recorder``; a run that states another order is no match. None where that
-            is not known: policy, seed, settings and data digest of the run are then the trainer's word.
+        ordered: what the program would have given to ``Recorder``, as far as that is known; a run that states another order is no
+            match. What it does not say of policy, steps, seed, settings and data digest is the trainer's word.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class Follower(Loop[AuditReport]):
                 f"program {self._program.file}: the run was recorded from another one: {in_words(found)}"
             )
         self.report = AuditReport(str(path), "program", self._transcript.root().hex(), phases=self.phases)
+        self.report.environment = environment_differences(specification)
         self._acceptance = Acceptance(limits or Limits(), self.report.freedom, is_loop=True)
         self._segment, self._floats = SegmentResult(0, 0), True
         self._ordered = ordered
@@ -112,6 +118,7 @@ class Follower(Loop[AuditReport]):
             load_state(session, {**state, **{name: self._own[name] for name in SETTINGS}})
         except InvalidInput:
             load_state(session, state)
+        self._acceptance.is_loop = self._loss is not None
         self._acceptance.begin(session)
 
     @contextmanager
@@ -119,28 +126,54 @@ class Follower(Loop[AuditReport]):
         """Bracket one step and compare it with its record."""
         session, transcript = self.session, self._transcript
         number = session.step
+        self.settle()
         if number >= transcript.num_steps:
             raise ProtocolViolation(f"follower: the run has {transcript.num_steps} steps, this is one more")
         if number == 0:
             self._begin()
         record = transcript.record(number)
         frame = self._directory.load_frames(transcript, number, number + 1)[number]
-        acceptance, again = self._acceptance, self._probe(batch)
-        context = acceptance.follow(session, frame, again)
+        acceptance, again, clock = self._acceptance, self._probe(batch), time.perf_counter()
+        is_traced = self._loss is None
+        context = acceptance.follow(session, frame, again, later=is_traced)
+        in_parts = None if is_traced else self._probe(batch, in_parts=True)
         with (
             adopting(session, record),
-            acceptance.watching(session, context, again, self._probe(batch, in_parts=True)),
+            acceptance.watching(session, context, again, in_parts),
             self._bracket(context, batch) as placed,
         ):
             yield placed
         context.finish()
+        self.phases.add("step", clock)
         acceptance.count(session, context)
         session.settle(context)
         self._program.verify_committed(transcript.specification.job.program, number)
         self._segment.deviations += compare_step(record, self._outcome, context.violations)
-        self._floats = self._floats and has_floats(batch)
+        self.latest = Progress(number, transcript.num_steps, self._outcome.loss, len(frame))
+        self._floats = self._floats and has_floats(self._data)
         if record.state_root is not None:
-            self._close_segment(number)
+            self._later = functools.partial(self._close_segment, number)
+            if batch is not FROM_OPERATORS:
+                self.settle()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps of the run have been taken."""
+        return self.session.step >= self._transcript.num_steps
+
+    def note_more_steps(self) -> None:
+        """Take note that the program goes on where the run ends."""
+        steps = self._transcript.num_steps
+        more = Deviation(
+            max(steps - 1, 0),
+            "cannot_reproduce",
+            ORDER,
+            None,
+            f"more steps than {steps}",
+            f"{steps} steps",
+            "job",
+        )
+        self.report.segments.append(SegmentResult(steps, steps, "cannot_reproduce", [more]))
 
     def _begin(self) -> None:
         """Compare the committed first state with what the program has before its first step, then go on from that state."""
@@ -194,12 +227,22 @@ class Follower(Loop[AuditReport]):
 
     def finish(self) -> AuditReport:
         """Remove the hooks and return the report; steps that were not taken leave it at ``cannot_reproduce``."""
+        self.settle()
         self.session.close()
         done, steps = self.session.step, self._transcript.num_steps
         if done < steps:
+            fewer = Deviation(done, "cannot_reproduce", ORDER, None, f"{done} steps", f"{steps} steps", "job")
+            self._segment.deviations.append(fewer)
             self.report.segments.append(
                 SegmentResult(self._segment.start, steps, "cannot_reproduce", self._segment.deviations)
             )
+        stated = self._transcript.specification.job.program
+        try:
+            verify_program(self._program, stated)
+            excuse_environment(self.report, self._program.compare_environment(stated))
+        except OtherProgram as problem:  # whatever was found before, other code may have found
+            cause = uncommitted(problem)
+            self.report.segments = [SegmentResult(0, steps, "cannot_reproduce", [cause])]
         self._result = self.report
         return self.report
 
@@ -209,15 +252,13 @@ def _other_order(ordered: Mapping[str, Any] | None, specification: Specification
     if ordered is None:
         return []
     job = specification.job
-    pairs = {
-        "policy": (ordered.get("policy", "fp32"), specification.policy.name),
-        "steps": (ordered.get("steps"), specification.steps),
-        "seed": (ordered.get("seed", 0), specification.seed),
-        "settings": (dict(ordered.get("settings") or {}), dict(job.settings)),
-        "dataset": (ordered.get("dataset_digest"), job.dataset_digest),
-    }
+    stated = {
+        "policy": specification.policy.name, "steps": specification.steps, "seed": specification.seed,
+        "settings": dict(job.settings), "dataset_digest": job.dataset_digest,
+    }  # fmt: skip
+    own = {**ordered, "settings": dict(ordered["settings"] or {})} if "settings" in ordered else ordered
     return [
-        Deviation(0, "cannot_reproduce", ORDER, None, f"{name} {own}", f"{name} {stated}", "job")
-        for name, (own, stated) in pairs.items()
-        if own != stated
+        Deviation(0, "cannot_reproduce", ORDER, None, f"{name} {own[name]}", f"{name} {value}", "job")
+        for name, value in stated.items()
+        if name in own and own[name] != value
     ]

@@ -15,19 +15,29 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.program import LocalProgram
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.session.session import Session
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch, split_batch
 from tallystick.numerics.policy import Policy
-from tallystick.roles.run_writer import Phases
+from tallystick.roles.run_writer import Phases, Progress
+from tallystick.roles.traced_step import CarriedMemory, TracedStep
 
 Loss = Callable[[Any], Tensor]
 Result = TypeVar("Result")
+FROM_OPERATORS: Any = object()
+"""Instead of a batch: its data are the tensors from outside that the step's operators read."""
 
 
 class Loop(ABC, Generic[Result]):
-    """A training loop as a context manager: leaving it in order finishes it, an exception lets go of the model."""
+    """A training loop as a context manager: leaving it in order finishes it, an exception lets go of the model.
+
+    Attributes:
+        latest: what there is to show of the last finished step.
+        has_jitter: whether all its operators have last-bit noise, for trying things out; to be set before ``prepare``.
+        phases: seconds by phase.
+    """
 
     def __init__(self, policy: Policy, seed: int) -> None:
         self._policy, self._seed = policy, seed
@@ -35,7 +45,12 @@ class Loop(ABC, Generic[Result]):
         self._session: Session | None = None
         self._loss: Loss | None = None
         self._micro_batch = 0
-        self._batch: Any = None
+        self._traced: TracedStep | None = None
+        self._data: Any = None
+        self._later: Callable[[], None] | None = None
+        self.latest: Progress | None = None
+        self.has_jitter = False
+        self._memory = CarriedMemory()
         self.phases = Phases()
 
     @property
@@ -88,7 +103,7 @@ class Loop(ABC, Generic[Result]):
         optimizer: torch.optim.Optimizer,
         scheduler: Any = None,
         *,
-        loss: Loss,
+        loss: Loss | None = None,
         extra: Mapping[str, nn.Module] | None = None,
         follows_up: bool = False,
         smooth: Collection[str] = (),
@@ -101,8 +116,9 @@ class Loop(ABC, Generic[Result]):
             model: converted in place.
             optimizer: over its parameters.
             scheduler: part of the state, if given.
-            loss: the loss of one batch, as the loop computes it; used to measure the noise. It follows from the state before the
-                step and the batch, not from what the loop changes inside the step.
+            loss: the loss of one batch, as the loop computes it; the noise is then measured on that, not on the step's own
+                operators, run again. For models whose shapes follow from decisions: those operators fit one decision only. It
+                follows from the state before the step and the batch, not from what the loop changes inside the step.
             extra: further modules whose tensors are part of the state.
             follows_up: whether the loop changes averages or other slow values after the optimizer, in ``follow_up``.
             smooth: operators outside the table that the loop declares continuous (``"mylib::op"``).
@@ -114,6 +130,7 @@ class Loop(ABC, Generic[Result]):
         session = Session(
             model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra,
             follows_up=follows_up, smooth=frozenset(smooth),
+            jitter=Jitter(20241, fewest=0) if self.has_jitter else None,
         )  # fmt: skip
         session.prepare()
         self._session, self._loss = session, loss
@@ -124,10 +141,11 @@ class Loop(ABC, Generic[Result]):
     def _begin_with(self, session: Session) -> None:
         """Get ready for the first step."""
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, run: Callable[[], None] | None = None) -> None:
         """Run the backward pass of one micro-batch and note its loss.
 
-        Call it once for each micro-batch; the losses (already divided by their number) add up to the step's.
+        Call it once for each micro-batch; the losses (already divided by their number) add up to the step's. ``run`` is the pass
+        itself, if it is not to begin with ``loss`` alone.
 
         Raises:
             ProtocolViolation: outside ``step``, or after the optimizer has stepped.
@@ -138,7 +156,7 @@ class Loop(ABC, Generic[Result]):
                 "recorder: backward belongs inside `with recorder.step(batch)`, before optimizer.step()"
             )
         opened = session.open_step
-        opened.backward(loss)
+        opened.backward(loss, run)
         opened.note_loss(loss)
         self._micro_batch += 1
         opened.open_capture(self._micro_batch)
@@ -173,15 +191,21 @@ class Loop(ABC, Generic[Result]):
     def _bracket(self, context: RoundingContext, batch: Any) -> Generator[Any]:
         session = self.session
         self._micro_batch = 0
-        with session.stepping(context) as opened:
+        traced = self._traced = None if self._loss is not None else TracedStep(session)
+        with session.stepping(context, trace=None if traced is None else traced.trace) as opened:
             opened.open_capture(0)
-            yield session_batch(session, batch)
+            yield None if batch is FROM_OPERATORS else session_batch(session, batch)
             opened.close_capture()
             if self._micro_batch == 0:
                 raise ProtocolViolation(
                     f"step {session.step}: recorder.backward(loss) was not called; loss.backward() alone does not record the loss"
                 )
+            opened.go_on()
             fingerprint = opened.finish()
+        if traced is not None:
+            self._memory.verify_used(traced.trace, session.step)
+            batch = traced.data() if batch is FROM_OPERATORS else batch
+        self._data = batch
         session.step += 1
         self._outcome = StepOutcome(
             batch_digest(batch),
@@ -192,13 +216,26 @@ class Loop(ABC, Generic[Result]):
             fingerprint,
         )
 
+    def settle(self) -> None:
+        """Do what the last step has left to do when the state is as it will be before the next."""
+        later, self._later = self._later, None
+        if later is not None:
+            later()
+
+    def _repeat(self, context: RoundingContext) -> None:
+        """Run the operators of the step that is open once more, under ``context``."""
+        assert self._traced is not None
+        self._traced.run_again(context)
+
     def _probe(self, batch: Any, *, in_parts: bool = False) -> Callable[[RoundingContext], None]:
         """Return one forward and backward pass over the step's batch, for calibration.
 
-        ``in_parts`` as many equal ones as the step has had micro-batches; a batch that has none raises InvalidInput.
+        ``in_parts`` as many equal ones as the step has had micro-batches; a batch that has none raises InvalidInput. Without a
+        loss to ask it is the step's own operators, which there are once its optimizer steps.
         """
         session, loss = self.session, self._loss
-        assert loss is not None
+        if loss is None:
+            return self._repeat
 
         def backward(context: RoundingContext) -> None:
             opened = session.open_step

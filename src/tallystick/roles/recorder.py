@@ -22,6 +22,7 @@ The model is neither wrapped nor renamed: parameter names and ``state_dict`` sta
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import weakref
@@ -31,18 +32,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate, repetitions_at
+from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
-from tallystick.numerics.policy import find_policy
-from tallystick.roles.loop import Loop, main_program
-from tallystick.roles.run_writer import RunWriter
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.policy import Policy, find_policy
+from tallystick.roles.loop import FROM_OPERATORS, Loop, main_program
+from tallystick.roles.run_writer import Progress, RunWriter
 from tallystick.roles.trainer import specification_of
 from tallystick.run.documents import JobRecord, RunStatement, Specification
 from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory
 
+MOST_STEPS = 1 << 40  # of a run that has not ended, whose program has not said
 MOST_MICRO_BATCHES = 1 << 20  # a loop of the user's own says with each step how many there were
 
 
@@ -51,9 +58,9 @@ class Recorder(Loop[RunStatement]):
 
     Args:
         path: the run directory; absent or empty.
-        policy: ``fp64``, ``fp32`` or ``bf16``. Under ``bf16`` forward passes inside ``step`` run under torch's autocast
-            without a word in the loop; leave a ``torch.autocast`` and a gradient scaler of your own out.
-        steps: number of optimizer steps that will follow.
+        policy: ``fp64``, ``fp32`` or ``bf16``, or one with all its numbers. Under ``bf16`` passes inside ``step`` run under
+            torch's autocast without a word in the loop; leave a ``torch.autocast`` and a gradient scaler of your own out.
+        steps: number of optimizer steps that will follow; None if the program ends the run where it ends.
         seed: of the portable random streams.
         checkpoint_every: steps between two committed states.
         recalibrate_every: steps between two measurements of the noise; None for the policy's own, which is the most.
@@ -69,8 +76,8 @@ class Recorder(Loop[RunStatement]):
         self,
         path: str | os.PathLike[str],
         *,
-        policy: str = "fp32",
-        steps: int,
+        policy: str | Policy = "fp32",
+        steps: int | None,
         seed: int = 0,
         checkpoint_every: int = 20,
         recalibrate_every: int | None = None,
@@ -81,7 +88,9 @@ class Recorder(Loop[RunStatement]):
         dataset_digest: str | None = None,
     ) -> None:
         super().__init__(
-            find_policy(
+            policy
+            if isinstance(policy, Policy)
+            else find_policy(
                 policy,
                 recalibrate_every=recalibrate_every,
                 optimizer_arithmetic=optimizer_arithmetic,
@@ -89,7 +98,7 @@ class Recorder(Loop[RunStatement]):
             ),
             seed,
         )
-        if steps < 1 or checkpoint_every < 1:
+        if (steps is not None and steps < 1) or checkpoint_every < 1:
             raise InvalidInput(
                 f"recorder: steps and checkpoint_every must be at least 1, are {steps} and {checkpoint_every}"
             )
@@ -118,34 +127,39 @@ class Recorder(Loop[RunStatement]):
         """
         session, writer = self.session, self._writer
         assert writer is not None
-        if session.step >= self._steps:
+        if self._steps is not None and session.step >= self._steps:
             raise ProtocolViolation(f"recorder: {self._steps} steps were announced, this is one more")
+        self.settle()
         if self._left is not None:
             session.state.verify_unedited(*self._left, session.step)
         before = session.table
         number = session.step
-        if session.is_calibration_step(number):
-            clock = time.perf_counter()
-            repeats = repetitions_at(number)
-            measured = calibrate(session, self._probe(batch), repeats=repeats, seed=self._seed)
-            session.table = session.grids_for(before, measured)
-            self.phases.add("calibrate", clock)
-        if number == 0:
-            before = session.table
-            writer.begin(self._specification, self._program)
+        if self._loss is not None:
+            if session.is_calibration_step(number):
+                self._calibrate(batch, before)
+            if number == 0:
+                before = session.table
+                writer.begin(self._specification, self._program)
         context = session.recording_context(before)
         clock = time.perf_counter()
-        session.listeners.gradients = lambda: self._calibrate_if_outgrown(batch, context)
+        listeners = session.listeners
+        if self._loss is not None:
+            listeners.gradients = lambda: self._calibrate_if_outgrown(batch, context)
+        else:  # of a step that the optimizer does not take, too
+            listeners.gradients = listeners.carried = lambda: self._log_again_where_measured(batch, context)
         try:
             with self._bracket(context, batch) as placed:
                 yield placed
         finally:
-            session.listeners.gradients = None
+            listeners.gradients = listeners.carried = None
         frame = context.finish()
         session.settle(context)
         self.phases.add("step", clock)
-        writer.write_step(number, self._outcome, frame)
+        self.latest = Progress(number, self._steps, self._outcome.loss, len(frame))
         self._left = session.state.marks(), self._outcome.fingerprint
+        self._later = functools.partial(writer.write_step, number, self._outcome, frame)
+        if batch is not FROM_OPERATORS:
+            self.settle()
 
     def _calibrate_if_outgrown(self, batch: Any, context: RecordingContext) -> None:
         """Measure the noise again before gradients are rounded of which one is far larger than when it was measured.
@@ -153,19 +167,57 @@ class Recorder(Loop[RunStatement]):
         The loop alone can take the step, so that what it decided before stays on the grids it was decided on.
         """
         if not context.is_calibrated and self.session.has_outgrown():
-            outgrown = self.session.outgrown()
-            clock = time.perf_counter()
+            outgrown, before = self.session.outgrown(), self.session.table
             with self.session.interlude():
-                repeats = repetitions_at(self.session.step)
-                measured = calibrate(self.session, self._probe(batch), repeats=repeats, seed=self._seed)
-            context.regrid(self.session.grids_for(self.session.table, measured, outgrown))
-            self.phases.add("calibrate", clock)
+                self._calibrate(batch, before, outgrown)
+            context.regrid(self.session.table)
+            self.session.table = before
+
+    def _calibrate(self, batch: Any, before: GridTable, outgrown: frozenset[int] = frozenset()) -> None:
+        """Measure the noise of the step, and have the grids that follow from it and those ``before``."""
+        session, clock = self.session, time.perf_counter()
+        repeats = repetitions_at(session.step)
+        measured = calibrate(session, self._probe(batch), repeats=repeats, seed=self._seed)
+        session.table = session.grids_for(before, measured, outgrown)
+        self.phases.add("calibrate", clock)
+
+    def _log_again_where_measured(self, batch: Any, context: RecordingContext) -> None:
+        """Measure the noise of a step whose operators have run, where that is due or a gradient has outgrown what it was.
+
+        Run again on the grids that follow, they log what they decide on these.
+
+        Raises:
+            Nondeterminism: run again they give another gradient; by name.
+        """
+        session, step = self.session, self.session.step
+        is_due = session.is_calibration_step(step)
+        outgrown = frozenset[int]() if is_due else session.outgrown()
+        if not is_due and not outgrown:
+            return
+        again, writer = self._probe(batch), self._writer
+        own = {name: p.grad for name, p in session.parameters}
+        with session.interlude():
+            self._calibrate(batch, session.table, outgrown)
+            if step == 0:
+                assert writer is not None
+                writer.begin(self._specification, self._program)
+            context.restart(session.table, is_due=is_due)
+            before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
+            gradients, _, _ = gradients_under(session, again, context, before)
+        for (name, p), gradient in zip(session.parameters, gradients, strict=True):
+            if session.arithmetic.jitter is not None:
+                p.grad = gradient  # what was logged last
+            elif not _is_same(own[name], gradient):
+                raise Nondeterminism(
+                    f"step {step}: gradient of {name} is another one when the step's operators run again; what lies between them "
+                    "is no operator of torch (numpy, a library of its own), or is kept from another step"
+                )
 
     def _specification(self, root: str, program: Program) -> Specification:
         return specification_of(
             self.session,
             job=JobRecord(program.main, program.digest(), self._settings, self._dataset, program),
-            steps=self._steps,
+            steps=MOST_STEPS if self._steps is None else self._steps,
             checkpoint_every=self._every,
             accumulation=MOST_MICRO_BATCHES,
             initial_state=root,
@@ -179,9 +231,12 @@ class Recorder(Loop[RunStatement]):
         """
         session, writer = self.session, self._writer
         assert writer is not None
-        session.close()
         try:
-            if session.step != self._steps:
+            if self._steps is None:
+                self._end_here(writer)
+            self.settle()
+            session.close()
+            if self._steps is not None and session.step != self._steps:
                 raise ProtocolViolation(
                     f"recorder: {self._steps} steps were announced, {session.step} were taken; the run stays unfinished: "
                     "announce as many as there will be"
@@ -189,7 +244,18 @@ class Recorder(Loop[RunStatement]):
             self._result = writer.finish()
             return self._result
         finally:
+            session.close()
             self._release()
+
+    def _end_here(self, writer: RunWriter) -> None:
+        """End a run whose steps nobody announced after the last one; or, if its state is gone, at the last that is committed."""
+        steps = self.session.step
+        if self._later is not None:
+            writer.end_after(steps)
+        elif not writer.end_at_last_state():
+            raise ProtocolViolation(
+                f"recorder: {steps} steps were taken, and no state after one of them is there; there is no run"
+            )
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
@@ -208,3 +274,8 @@ class Recorder(Loop[RunStatement]):
         """Remove the hooks and let go of model and directory; what was recorded stays, unfinished."""
         super().abandon()
         self._release()
+
+
+def _is_same(x: Tensor | None, y: Tensor | None) -> bool:
+    """Whether two gradients are the same bits, or both are not there; what is not a number is refused elsewhere."""
+    return x is y if x is None or y is None else torch.equal(x.nan_to_num(), y.nan_to_num())

@@ -33,6 +33,16 @@ APART = (
 )  # bytes copied so that a state can be hashed while the next step computes; else it is hashed at once
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What a progress display needs after each step; ``steps`` is None where nobody knows how many there will be."""
+
+    step: int
+    steps: int | None
+    loss: float | None
+    log_bytes: int
+
+
 @dataclass
 class Phases:
     """Seconds spent in each phase of recording or auditing, for people."""
@@ -182,14 +192,20 @@ class RunWriter:
         self._commitment, self._entries = None, []
         self.phases.add("commit", clock)
 
+    def end_after(self, steps: int) -> None:
+        """Have the run be one of so many steps, the last of which is not yet written: its state is committed then."""
+        assert self.specification is not None
+        self.specification = replace(self.specification, steps=steps)
+        self.directory.write_document(self.directory.specification_path, self.specification.encode())
+
     def end_at_last_state(self) -> int:
         """End the run at its last committed state and write its statement; return how many steps it has then.
 
         It is a run of so many steps like any other. Without a committed state but the first nothing is changed, and 0 returned.
         """
         self.wait()
-        kept = find_resumption(self.directory)
-        if kept.specification is None or not kept.done:
+        kept = find_resumption(self.directory) if self.specification is not None else None
+        if kept is None or kept.specification is None or not kept.done:
             return 0
         kept.cut_back()
         shorter = replace(kept.specification, steps=kept.done)

@@ -28,7 +28,7 @@ from tallystick.execution.step import (
 )
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import Policy
-from tallystick.roles.run_writer import Phases, RunWriter
+from tallystick.roles.run_writer import Phases, Progress, RunWriter
 from tallystick.roles.same_order import other_machine, verify_same_order, verify_same_program
 from tallystick.run.documents import (
     JobRecord,
@@ -43,16 +43,6 @@ from tallystick.store.files import RunDirectory
 from tallystick.store.resumption import Resumption, find_resumption
 
 FEW = 3  # names that a message holds
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a progress display needs after each step."""
-
-    step: int
-    steps: int
-    loss: float | None
-    log_bytes: int
 
 
 @dataclass(frozen=True)

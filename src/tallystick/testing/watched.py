@@ -46,7 +46,8 @@ from tallystick.fleet.provenance.transcripts import (
 from tallystick.integrations.committing import beside, elements_of
 from tallystick.integrations.run_replayer import batch_digests, flop_per_step, tokens_per_step
 from tallystick.numerics.policy import find_policy
-from tallystick.roles.trainer import Order, Progress, record
+from tallystick.roles.run_writer import Progress
+from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import Specification
 from tallystick.run.transcript import Transcript
 from tallystick.signing.keys import SigningKey, ed25519_key

@@ -11,7 +11,7 @@ import pytest
 
 import tallystick
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.roles.trainer import Progress
+from tallystick.roles.run_writer import Progress
 from tallystick.store.files import RunDirectory
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ from tallystick.cli.options import (
     FindingsOut,
     JobName,
     ProfileName,
+    Program,
     argument,
     choose_source,
     existing_run,
@@ -26,6 +28,7 @@ from tallystick.cli.options import (
 )
 from tallystick.cli.profiles import rerun_under
 from tallystick.cli.run.judging import Signing, StatementKey, StatementOut, load_signing
+from tallystick.cli.run.programs import arguments_after, refuse_with_program, run_program
 from tallystick.cli.run.sampling import (
     AnnouncementFile,
     AnnounceOut,
@@ -103,6 +106,7 @@ class _Repetition:
 def audit(
     context: typer.Context,
     run: Run,
+    program: Program = None,
     job: JobName = None,
     steps: Steps = None,
     profile: ProfileName = "native",
@@ -127,7 +131,7 @@ def audit(
     statement: StatementOut = None,
     as_json: AsJson = False,
 ) -> int:
-    """Repeat a recorded run on this machine and compare everything it committed to.
+    """Repeat a recorded run, or run its program again and follow that, and compare everything the run committed to.
 
     Exit codes: 0 match, 1 mismatch or log violation, 2 a wrong argument, 3 cannot reproduce, 4 not accepted: every byte
     follows from the log, but the log could have steered more than is accepted; nobody is accused. 130 interrupted.
@@ -138,36 +142,43 @@ def audit(
         sample, detect, fraction, beacon_round, beacon, log_proof, log_policy, announce, announcement, draw
     )
     sampled.check(whole=steps is None and claim is None)
-    if claim is not None:
-        _check_claim((key, statement), accepted, segment)
+    _check_claim(claim, (key, statement), accepted, segment)
     signing = load_signing(key, statement)
     if (code := rerun_under(chosen, context.obj)) is not None:
         return code
     directory = existing_run(run)
-    specification = directory.load_specification()
-    drawn = sampled.drawn(directory)
+    specification, drawn = directory.load_specification(), sampled.drawn(directory)
     if isinstance(drawn, Announcement):
         answer(announcement_page(drawn, str(announce)), as_json=as_json)
         return 0
+    from tallystick.roles.acceptance import Limits
+
+    wanted = _Wanted(segment, drawn, Limits(*accepted), out, signing, effort, sampled.is_checked, device)
     check_device(device)
+    if program:
+        refuse_with_program(
+            job=job, steps=steps, claim=claim, sample=sample, device=None if device == "cpu" else device
+        )
+        return _audit_program(program, directory, chosen, wanted, as_json=as_json)
     repetition = _Repetition(directory, choose_source(job, specification.job.path), chosen, device)
     if claim is not None:
         return _write_claim(repetition, RunDirectory(claim), as_json=as_json)
-
-    from tallystick.roles.acceptance import Limits
-
-    wanted = _Wanted(segment, drawn, Limits(*accepted), out, signing, effort, sampled.is_checked)
     return _audit(repetition, wanted, as_json=as_json)
 
 
 def _check_claim(
-    signing: tuple[object, ...], accepted: tuple[object, ...], segment: tuple[int, int] | None
+    claim: Path | None,
+    signing: tuple[object, ...],
+    accepted: tuple[object, ...],
+    segment: tuple[int, int] | None,
 ) -> None:
     """Return if nothing was asked for that a claim cannot give.
 
     Raises:
         InvalidInput: something was.
     """
+    if claim is None:
+        return
     if any(given is not None for given in signing):
         raise InvalidInput(
             "--claim: writes a claim and no audit's statement; leave out --key and --statement"
@@ -191,6 +202,7 @@ class _Wanted:
     signing: Signing | None
     effort: float
     publication_checked: bool
+    device: str
 
 
 def _audit(repetition: _Repetition, wanted: _Wanted, *, as_json: bool) -> int:
@@ -216,15 +228,56 @@ def _audit(repetition: _Repetition, wanted: _Wanted, *, as_json: bool) -> int:
     except KeyboardInterrupt:
         say(f"interrupted after {display.steps} steps: no verdict; {directory.path} is as it was")
         return 130
-    total = time.perf_counter() - started
+    explain = functools.partial(_explain, repetition, report, wanted.effort) if wanted.effort > 0 else None
+    return _conclude(report, wanted, directory, time.perf_counter() - started, explain, as_json=as_json)
+
+
+def _audit_program(
+    command: list[str], directory: RunDirectory, profile: Profile, wanted: _Wanted, *, as_json: bool
+) -> int:
+    """Follow what a program attaches."""
+    from tallystick.roles.attached import ARGUMENTS, ProgramRun, arguments_of
+    from tallystick.roles.audit_report import AuditReport
+    from tallystick.roles.follower import Follower
+
+    started, arguments = time.perf_counter(), arguments_after(command)
+
+    def begin() -> Follower:
+        follower = Follower(
+            directory.path, limits=wanted.limits, ordered={"settings": {ARGUMENTS: arguments_of(arguments)}}
+        )
+        follower.has_jitter, follower.report.profile = profile.jitter, str(profile)
+        return follower
+
+    display = StepDisplay("audit")
+    try:
+        with display:
+            report = run_program(command, ProgramRun(begin, display), quiet=as_json).result
+    except KeyboardInterrupt:
+        say(f"interrupted after {display.steps} steps: no verdict; {directory.path} is as it was")
+        return 130
+    assert isinstance(report, AuditReport)
+    return _conclude(report, wanted, directory, time.perf_counter() - started, None, as_json=as_json)
+
+
+def _conclude(
+    report: AuditReport,
+    wanted: _Wanted,
+    directory: RunDirectory,
+    total: float,
+    explain: Callable[[], Divergence | None] | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Write, sign, explain and print what an audit found, and return the exit code."""
     page = AuditPage(report, total, publication_checked=wanted.publication_checked)
     if wanted.out is not None:
         directory.write_document(wanted.out, json_bytes(page.fields()))
     if wanted.signing is not None:
         signer, statement = wanted.signing
-        write_whole(statement, sign_audit(directory, report, signer, int(time.time()), repetition.device))
-    if wanted.effort > 0 and report.verdict in ("mismatch", "log_violation"):
-        page = replace(page, divergence=_explain(repetition, report, wanted.effort))
+        write_whole(statement, sign_audit(directory, report, signer, int(time.time()), wanted.device))
+    if explain is not None and report.verdict in ("mismatch", "log_violation"):
+        page = replace(page, divergence=explain())
         if wanted.out is not None:
             directory.write_document(wanted.out, json_bytes(page.fields()))
     answer(page, as_json=as_json)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ from tallystick.cli.options import (
     Arithmetic,
     AsJson,
     Device,
-    Job,
+    JobOrProgram,
     ProfileName,
     RecalibrateEvery,
     Seed,
@@ -27,9 +28,10 @@ from tallystick.cli.options import (
 )
 from tallystick.cli.profiles import rerun_under
 from tallystick.cli.run.calibrating import differences, load_choice
+from tallystick.cli.run.programs import arguments_after, refuse_with_program, run_program
 from tallystick.cli.terminal import StepDisplay, answer, say
 from tallystick.errors import InvalidInput, TallyError
-from tallystick.execution.determinism import check_device, parse_profile
+from tallystick.execution.determinism import Profile, check_device, parse_profile
 from tallystick.fleet.provenance.transcripts import Lineage
 from tallystick.numerics.policy import Policy, find_policy
 from tallystick.reports.run import read_run
@@ -38,6 +40,7 @@ from tallystick.store.files import RunDirectory
 
 if TYPE_CHECKING:
     from tallystick.execution.session.session import Session
+    from tallystick.roles.run_writer import Phases
     from tallystick.roles.trainer import Order
     from tallystick.run.documents import Specification
 
@@ -73,7 +76,7 @@ Chip = Annotated[
 
 def record(
     context: typer.Context,
-    job: Job,
+    job: JobOrProgram,
     run: Run,
     policy: PolicyName = None,
     bands: Bands = None,
@@ -91,19 +94,27 @@ def record(
     chip: Chip = None,
     as_json: AsJson = False,
 ) -> int:
-    """Train a job and record every step, so that others can repeat it bit for bit."""
+    """Train a job, or run a program that attaches itself, and record every step, so that others can repeat it bit for bit."""
     chosen = parse_profile(profile)
     code = rerun_under(chosen, context.obj)
     if code is not None:
         return code
     rounding, choice = _policy_of(policy, bands, recalibrate_every, optimizer_arithmetic, b_r, tau)
+    if len(job) > 1:
+        refuse_with_program(
+            set=setting, steps=steps, resume=resume, chip=chip, b_r=b_r, tau=tau, bands=bands,
+            device=None if device == "cpu" else device,
+        )  # fmt: skip
+        return _record_program(
+            job, RunDirectory(run), rounding, seed, checkpoint_every, chosen, as_json=as_json
+        )
     settings = parse_settings(setting or [])
     check_device(device)
 
     from tallystick.roles import trainer
 
     order = trainer.Order(
-        source=find_job(job),
+        source=find_job(job[0]),
         settings=settings,
         policy=rounding,
         seed=seed,
@@ -117,17 +128,56 @@ def record(
     directory = RunDirectory(run)
     began = None if chip is None else _watched(chip, run, order)
     phases = trainer.Phases()
+    with StepDisplay("record") as display, _telling_what_is_kept(directory):
+        trainer.record(
+            order, directory, resume=resume, progress=display, phases=phases, began=began, said=_warn
+        )
+    return _report(directory, display, phases, as_json=as_json)
+
+
+@contextmanager
+def _telling_what_is_kept(directory: RunDirectory) -> Generator[None]:
+    """Inside, an interrupt says what is there of the run, and ends the command."""
     try:
-        with StepDisplay("record") as display:
-            trainer.record(
-                order, directory, resume=resume, progress=display, phases=phases, began=began, said=_warn
-            )
+        yield
     except KeyboardInterrupt:
         say(f"interrupted: {_kept(directory)}")
-        return 130
+        raise typer.Exit(130) from None
+
+
+def _report(directory: RunDirectory, display: StepDisplay, phases: Phases, *, as_json: bool) -> int:
     report = read_run(directory, read_log=False, recorded_now=display.steps, seconds=phases.seconds)
     answer(report, as_json=as_json, page=report.summary())
     return 0
+
+
+def _record_program(
+    command: list[str],
+    directory: RunDirectory,
+    policy: Policy,
+    seed: int,
+    checkpoint_every: int,
+    profile: Profile,
+    *,
+    as_json: bool,
+) -> int:
+    """Record what a program attaches."""
+    arguments = arguments_after(command)
+
+    from tallystick.roles.attached import ARGUMENTS, ProgramRun, arguments_of
+    from tallystick.roles.recorder import Recorder
+
+    def begin() -> Recorder:
+        recorder = Recorder(
+            directory.path, policy=policy, steps=None, seed=seed, checkpoint_every=checkpoint_every,
+            settings={ARGUMENTS: arguments_of(arguments)},
+        )  # fmt: skip
+        recorder.has_jitter = profile.jitter
+        return recorder
+
+    with StepDisplay("record") as display, _telling_what_is_kept(directory):
+        attached = run_program(command, ProgramRun(begin, display), quiet=as_json)
+    return _report(directory, display, attached.phases, as_json=as_json)
 
 
 def _warn(text: str) -> None:

@@ -16,7 +16,7 @@ The user's model is not touched; leaving the mode leaves nothing behind.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -39,6 +39,18 @@ RECURRENT = {torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu}
 _HANDLERS: dict[Operator, Handler] = {}
 
 
+class CallSink(Protocol):
+    """Who writes calls down as the program makes them."""
+
+    def read(self, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        """Take note of a call's arguments, before it runs."""
+        ...
+
+    def write(self, func: Operator, given: Any, result: Any) -> None:
+        """Take note of the call that ``read`` gave this for."""
+        ...
+
+
 class Capture(TorchDispatchMode):
     """The mode itself; active during forward, backward and clipping of one step."""
 
@@ -52,11 +64,13 @@ class Capture(TorchDispatchMode):
         smooth: frozenset[str] = frozenset(),
         jitter: Jitter | None = None,
         widens: bool = False,
+        sink: CallSink | None = None,
     ) -> None:
         super().__init__()
         self.operators = OperatorPass(context, random, compute, findings, smooth)
         self.jitter = jitter
         self.widens = widens
+        self.sink = sink
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -64,9 +78,17 @@ class Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Operator, types: Any, args: Arguments = (), kwargs: Any = None) -> Any:
         """Run ``func``, through its handler where it has one."""
-        kwargs, here = kwargs or {}, self.operators
+        if self.sink is None:
+            return self._run(func, args, kwargs or {})
+        given = self.sink.read(func, args, kwargs or {})
+        result = self._run(func, args, kwargs or {})
+        self.sink.write(func, given, result)
+        return result
+
+    def _run(self, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        here = self.operators
         if func is CONVOLUTION and args[2] is not None and args[0].dtype in SIXTEEN_BIT:
-            sums = self.__torch_dispatch__(func, types, (*args[:2], None, *args[3:]), kwargs)
+            sums = self._run(func, (*args[:2], None, *args[3:]), kwargs)
             bias = args[2].view(-1, *[1] * (sums.dim() - 2))
             return ADD(sums, bias)  # one rounding, and the same everywhere
         handler = _HANDLERS.get(func)

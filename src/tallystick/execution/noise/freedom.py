@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -113,8 +113,11 @@ class StepFreedom:
         buffers: of few elements whose bands are wider than the auditor's own by two octaves or more.
         weighed, trained: squares of moves, and of the gradient, as the optimizer weighs them, see ``noise.weighing``.
         weighable: how much the former may be of the latter, see ``Yardstick.weighable``.
+        turned: decisions moved of which no measurement has said yet how far noise reaches: the site's ordinal, its input's rms,
+            and how far from their switching points they lie.
     """
 
+    turned: list[tuple[int, float, Tensor]] = field(default_factory=list[tuple[int, float, Tensor]])
     cluster: int = 1
     weighed: float = 0.0
     trained: float = 0.0
@@ -139,6 +142,12 @@ class StepFreedom:
     silenced: int = 0
     ratio: float = 0.0
     path: float = 0.0
+
+    def count_far(self, reach: Callable[[Site], float]) -> None:
+        """Count of the ``turned`` decisions those that lie farther than noise reaches: ``reach`` of a site, over its rms."""
+        for ordinal, rms, away in self.turned:
+            self.decisions_far += int((away > reach((Kind.DECISION, ordinal)) * rms).sum())
+        self.turned.clear()
 
     @property
     def moved(self) -> int:

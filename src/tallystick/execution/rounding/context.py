@@ -124,10 +124,15 @@ class RecordingContext:
         """Whether the noise was measured before this step."""
         return not self.base.sites
 
-    def restart(self, measured: GridTable) -> None:
-        """Forget what was logged, and log the step again from its beginning on grids just measured for it."""
+    def restart(self, measured: GridTable, *, is_due: bool = False) -> None:
+        """Forget what was logged, and log the step again from its beginning on grids just measured for it.
+
+        ``is_due`` is whether they were to be measured in this step; the first grids of all are those before it too.
+        """
         self.payloads.clear()
-        self.table, self.current, self.base, self.extra = self._before, measured, GridTable(), True
+        if self.is_first:
+            self._before = measured
+        self.table, self.current, self.base, self.extra = self._before, measured, GridTable(), not is_due
         self._start()
 
     def regrid(self, measured: GridTable) -> None:

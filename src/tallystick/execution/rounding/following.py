@@ -120,6 +120,7 @@ class FollowingContext:
         self.yardstick = self._headers.yardstick = yardstick
         self.freedom.carried = yardstick.flips_allowed
         self.freedom.weighable = yardstick.weighable
+        self.freedom.count_far(yardstick.reach)
         self._headers.check_unmeasured(self.table, self.site_name)
         for place in yardstick.noise:
             grid, was_noise = self.table.sites.get(place), self._headers.was_noise(place)
@@ -198,9 +199,10 @@ class FollowingContext:
         moved = mine != symbol
         self.freedom.decisions_near += int(at.numel())
         self.freedom.decisions_moved += int(moved.sum())
+        if bool(moved.any()):
+            self.freedom.turned.append((self._ordinal, self._rms, away[moved]))
         if self.yardstick is not None:
-            noise = self.yardstick.reach((Kind.DECISION, self._ordinal)) * self._rms
-            self.freedom.decisions_far += int((moved & (away > noise)).sum())
+            self.freedom.count_far(self.yardstick.reach)
         if self._has_sides and bool((tied := moved & (mine == EQUAL)).any()):
             self.ties[(self._micro_batch, self._ordinal)] = at[tied]
         return at, symbol

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,11 +17,11 @@ import torch
 from torch import nn
 
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
-from tallystick.execution.determinism import repeatable
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.noise.measured import Calibration
 from tallystick.execution.noise.yardstick import Yardstick
+from tallystick.execution.pass_trace import PassTrace
 from tallystick.execution.rounding.context import RecordingContext, RoundingContext, outgrown_from, reaches
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import held_grids
@@ -148,6 +149,11 @@ class Session:
     def seconds(self) -> dict[str, float]:
         """Host clock by phase, over all steps but those of a calibration."""
         return self._prepared.seconds
+
+    def widen(self) -> None:
+        """Where operators compute in float64, have them do so with float32 tensors that somebody else hands them too."""
+        wide = self.arithmetic.precision == torch.float64
+        self.arithmetic = replace(self.arithmetic, widens=self.arithmetic.widens or wide)
 
     @contextmanager
     def computing(self, arithmetic: Arithmetic) -> Generator[None]:
@@ -277,12 +283,15 @@ class Session:
     # -- steps -------------------------------------------------------------------------------
 
     @contextmanager
-    def stepping(self, context: RoundingContext, *, probing: bool = False) -> Generator[OpenStep]:
+    def stepping(
+        self, context: RoundingContext, *, probing: bool = False, trace: PassTrace | None = None
+    ) -> Generator[OpenStep]:
         """Be inside step ``self.step``; the flags of ``repeatable`` hold throughout.
 
         Args:
             context: records, follows or measures.
             probing: whether the step's noise is being measured.
+            trace: where the step's operators are written down, if they are.
 
         Raises:
             ProtocolViolation: a step is open already.
@@ -290,17 +299,18 @@ class Session:
         if self._open is not None:
             raise ProtocolViolation(f"step {self.step}: a step is already open")
         opened = self._open = OpenStep(
-            self._prepared, self.step, context, self.arithmetic, self._random, self.table, probing=probing
-        )
+            self._prepared, self.step, context, self.arithmetic, self._random, self.table,
+            probing=probing, trace=trace,
+        )  # fmt: skip
         try:
-            with repeatable(self.policy.storage):
-                try:
-                    yield opened
-                except BaseException:
-                    self.model.zero_grad(set_to_none=True)  # half a step's gradients must not enter the next
-                    raise
-                finally:
-                    opened.update.leave()
+            opened.go_on()
+            try:
+                yield opened
+            except BaseException:
+                self.model.zero_grad(set_to_none=True)  # half a step's gradients must not enter the next
+                raise
+            finally:
+                opened.update.leave()
         finally:
             self._open = None
             opened.let_go()

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism, ProtocolViolation
+from tallystick.execution.determinism import repeatable
 from tallystick.execution.dispatch.capture import Capture, SpelledOut
 from tallystick.execution.dispatch.randomness import RandomStream
+from tallystick.execution.pass_trace import PassTrace
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.rounding.leaves import LeafSites
 from tallystick.execution.session.arithmetic import Arithmetic
@@ -91,6 +93,7 @@ class OpenStep:
         stream: of its random operators.
         table: the run's grids.
         probing: whether its noise is being measured; the optimizer must not step then.
+        trace: where its operators are written down, if they are.
 
     Attributes:
         loss: so far; as rounded at its site when the step has finished.
@@ -109,12 +112,15 @@ class OpenStep:
         table: GridTable,
         *,
         probing: bool,
+        trace: PassTrace | None = None,
     ) -> None:
         self.session, self.number, self.context, self.arithmetic = session, number, context, arithmetic
+        self.trace = trace
         self.probing, self.stream = probing, stream
         self.skipped, self.loss, self.schedule = True, 0.0, Schedule()
         self.depth = 0
         self._bracket: ExitStack | None = None
+        self._switches = ExitStack()
         self._clock = time.perf_counter()
         state, observer = session.state, session.listeners.observer
         rounding = SiteRounding(context, arithmetic.policy, number, session.seed, session.rank, observer)
@@ -123,6 +129,15 @@ class OpenStep:
         self.slow = SlowTensors(rounding, arithmetic, state, follows_up=session.follows_up)
         self._note_versions()
         self._charge("end_of_step")
+
+    def go_on(self) -> None:
+        """Have torch repeat itself, and its generators put back, from here until the step ends or has a ``pause``."""
+        self._switches.close()
+        self._switches.enter_context(repeatable(self.arithmetic.policy.storage))
+
+    def pause(self) -> None:
+        """Put torch's switches and generators back as they were, for what the program does before the step ends."""
+        self._switches.close()
 
     # -- forward and backward ----------------------------------------------------------------
 
@@ -133,6 +148,8 @@ class OpenStep:
         self.stream.start(self.number, self.session.rank, number)
         outside = _outside_generators()
         here = self.arithmetic
+        if self.trace is not None:
+            self.trace.begin_part()
         capture = Capture(
             self.context,
             self.stream,
@@ -141,6 +158,7 @@ class OpenStep:
             smooth=here.smooth,
             jitter=here.jitter,
             widens=here.widens,
+            sink=self.trace,
         )
         leaves, observer = self.session.leaves, self.session.listeners.observer
         rounded = nullcontext() if leaves is None else leaves.rounding(self.context, self.number)
@@ -159,14 +177,19 @@ class OpenStep:
     def _autocast(self, *, enabled: bool) -> AbstractContextManager[object]:
         return self.arithmetic.autocast(self.session.state.tensors.device.type, enabled=enabled)
 
-    def backward(self, loss: Tensor) -> None:
-        """Run the backward pass of one micro-batch: autocast, where there is one, chose its precisions going forward."""
+    def backward(self, loss: Tensor, run: Callable[[], None] | None = None) -> None:
+        """Run the backward pass of one micro-batch: autocast, where there is one, chose its precisions going forward.
+
+        ``run`` is the pass itself, if it is not to begin with ``loss`` alone.
+        """
         around = self.session.listeners.around_backward
         with self._autocast(enabled=False), nullcontext() if around is None else around():
-            torch.autograd.backward(loss)
+            torch.autograd.backward(loss) if run is None else run()
 
     def note_loss(self, loss: Tensor) -> None:
         """Add a micro-batch's share to the step's loss."""
+        if self.trace is not None:
+            self.trace.note_loss(loss)
         self.loss += float(loss.detach().double().item())
 
     def open_capture(self, number: int) -> None:
@@ -186,6 +209,11 @@ class OpenStep:
             bracket, self._bracket = self._bracket, None
             bracket.close()
 
+    def _end_trace(self) -> None:
+        if self.trace is not None:
+            named = self.session.state.trained.named
+            self.trace.end({name: p.grad for name, p in named if p.grad is not None})
+
     # -- around the optimizer ----------------------------------------------------------------
 
     def before_optimizer(self) -> None:
@@ -195,6 +223,7 @@ class OpenStep:
             ProtocolViolation: it has stepped already, or must not.
         """
         self.close_capture()
+        self._end_trace()
         if self.probing:
             raise ProtocolViolation("the optimizer was stepped while the noise was being measured")
         trained, listeners = self.session.state.trained, self.session.listeners
@@ -246,6 +275,7 @@ class OpenStep:
             Nondeterminism: the model holds other tensors now, or a value cannot be rounded; by name.
         """
         if self.skipped:
+            self._end_trace()
             self._charge("forward_backward")
             if self.session.listeners.carried is not None:
                 self.session.listeners.carried()
@@ -284,6 +314,7 @@ class OpenStep:
 
     def let_go(self) -> None:
         """Leave nothing half done, whether the step has finished or failed."""
+        self.pause()
         self.update.let_go()
         self.close_capture()
 

@@ -1,0 +1,110 @@
+"""A Python program run in this process, as ``python`` would, while tally records or follows what it attaches."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tallystick.errors import InvalidInput, JobFailed, TallyError
+
+if TYPE_CHECKING:
+    from tallystick.roles.attached import Attached, ProgramRun
+
+INTERPRETER = "python"  # how the names of interpreters begin
+FAILED = 1
+
+
+def refuse_with_program(**given: object) -> None:
+    """Return if no option was given that only jobs have; ``given`` are theirs, by name, None where it was left out.
+
+    Raises:
+        InvalidInput: one was.
+    """
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise InvalidInput(
+                f"--{name.replace('_', '-')}: is for jobs; a program has its own arguments, after --"
+            )
+
+
+def arguments_after(command: Sequence[str]) -> list[str]:
+    """Return the arguments of the program itself in ``python FILE ARGUMENTS`` or ``python -m MODULE ARGUMENTS``.
+
+    Raises:
+        InvalidInput: it is no such command.
+    """
+    return _parsed(command)[2]
+
+
+def _parsed(command: Sequence[str]) -> tuple[bool, str, list[str]]:
+    """Return whether a module is meant, its name or the file, and the program's arguments."""
+    first, rest = Path(command[0]).name, list(command[1:])
+    if first.endswith(".py"):
+        return False, command[0], rest
+    if not first.startswith(INTERPRETER):
+        raise InvalidInput(
+            f"{' '.join(command)[:80]}: is no job and no Python program; a job is one word, a program is given as "
+            "-- python FILE ARGUMENTS"
+        )
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        return True, rest[1], rest[2:]
+    if not rest or rest[0].startswith("-"):
+        raise InvalidInput(
+            f"{' '.join(command)[:80]}: python needs a FILE or -m MODULE here, and no options of its own"
+        )
+    if not Path(rest[0]).is_file():
+        raise InvalidInput(f"{rest[0]}: there is no such program")
+    return False, rest[0], rest[1:]
+
+
+def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> Attached:
+    """Run a program to its end as ``__main__``, and return what it attached, which has ended too.
+
+    ``quiet`` sends what it prints to standard error.
+
+    Raises:
+        InvalidInput: it is no Python program, or it attached nothing.
+        JobFailed: it raised something; what it had recorded is unfinished.
+    """
+    from tallystick.roles.attached import wanting
+
+    is_module, name, arguments = _parsed(command)
+    before = list(sys.argv), list(sys.path)
+    sys.argv[:] = [name, *arguments]
+    sys.path.insert(0, str(Path.cwd() if is_module else Path(name).resolve().parent))
+    try:
+        with wanting(wanted), redirect_stdout(sys.stderr) if quiet else nullcontext():
+            _run(name, is_module=is_module)
+            if wanted.attached is None:
+                raise InvalidInput(
+                    f"{name}: ended without tallystick.attach(model, optimizer); without it there is nothing to record or follow"
+                )
+            wanted.attached.finish()
+    except BaseException:
+        if wanted.attached is not None:
+            wanted.attached.abandon()
+        raise
+    finally:
+        sys.argv[:], sys.path[:] = before
+    return wanted.attached
+
+
+def _run(name: str, *, is_module: bool) -> None:
+    try:
+        if is_module:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(name, run_name="__main__")
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise JobFailed(f"{name}: ended with exit code {ended.code}") from ended
+    except (TallyError, KeyboardInterrupt):
+        raise
+    except Exception as problem:
+        traceback.print_exc()
+        raise JobFailed(f"{name}: raised {type(problem).__name__}: {problem}") from problem

@@ -1,0 +1,307 @@
+"""The operators of a step as torch ran them, to be run again: a script's own step is what its noise is measured on.
+
+A job hands over its loss, and can be asked for it again. A script's step lies somewhere between two calls of its own, and
+nobody can call it. So its operators are written down while it runs, forward and backward, clipping included, with what each
+reads and writes; run again under another context they take that context's decisions, draw the same random numbers, and
+have the noise that is asked for. What is no operator of torch stays as it was: a number that was read, a branch of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from tallystick.errors import Nondeterminism
+from tallystick.execution.dispatch.calls import Arguments, Operator
+
+DOES_NOT_FIT = (RuntimeError, IndexError, ValueError)
+"""What torch raises where an operator is given a tensor of another shape than when it was written down."""
+
+
+class OtherShapes(Nondeterminism):
+    """An operator cannot be run again: what it is given has another shape, along other decisions."""
+
+
+class _Geometry(NamedTuple):
+    """Which elements of its memory a tensor is; of a sparse one only its shape."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    offset: int = -1
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A tensor among a call's arguments: the value of this number, or a view of its memory that no operator made."""
+
+    number: int
+    view: _Geometry | None = None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One operator: its arguments with values for tensors, and the numbers of the values that it made, by place."""
+
+    func: Operator
+    args: Arguments
+    kwargs: dict[str, Any]
+    made: tuple[tuple[int, int], ...]
+    reads: frozenset[int]
+    writes: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A value that no operator of the step made: the tensor called ``name``, or ``held``, from outside."""
+
+    number: int
+    name: str | None
+    held: Tensor
+
+
+@dataclass
+class PassTrace:
+    """The operators of one step, written down by the ``Capture`` that runs them.
+
+    Args:
+        named: the model's tensors by name, and whatever else a repetition finds by its name.
+
+    Attributes:
+        parts: the number of the first call of each micro-batch, in order.
+        losses: the loss of each micro-batch that had a backward pass, by micro-batch.
+        gradients: what the step has come to when its optimizer steps, by parameter.
+    """
+
+    named: Mapping[str, Tensor]
+    parts: list[int] = field(default_factory=list[int])
+    losses: dict[int, _Value] = field(default_factory=dict[int, _Value])
+    gradients: dict[str, _Value] = field(default_factory=dict[str, _Value])
+
+    def __post_init__(self) -> None:
+        self._names = {memory_of(tensor): name for name, tensor in self.named.items()}
+        self._memory: dict[int, dict[_Geometry, int]] = {}
+        self._alive: dict[int, StorageWeakRef] = {}
+        self._memory_of: list[int] = []  # of each value
+        self._calls: list[_Call] = []
+        self._sources: list[_Source] = []
+        self._last: list[int] | None = None
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def begin_part(self) -> None:
+        """Write the next micro-batch from here on."""
+        self.parts.append(len(self._calls))
+
+    def read(
+        self, func: Operator, args: Arguments, kwargs: dict[str, Any]
+    ) -> tuple[Arguments, dict[str, Any]]:
+        """Return a call's arguments with values for tensors, before it runs."""
+        written = func._schema.is_mutable
+        return self._values(args, written=written), self._values(kwargs, written=written)
+
+    def write(self, func: Operator, given: tuple[Arguments, dict[str, Any]], result: Any) -> None:
+        """Write down the call that ``given`` are the arguments of, with its result."""
+        made: list[tuple[int, int]] = []
+        results = _tensors(result)
+        for place, tensor in enumerate(results):
+            key, geometry = memory_of(tensor), _geometry(tensor)
+            known = self._memory.get(key)
+            if known is None:
+                known = self._memory[key] = {}
+                self._alive[key] = StorageWeakRef(_storage_of(tensor))
+            if geometry not in known:
+                known[geometry] = len(self._memory_of)
+                made.append((place, len(self._memory_of)))
+                self._memory_of.append(key)
+        reads = frozenset(self._memory_of[value.number] for value in _values_in(given))
+        writes = frozenset(map(memory_of, results)) | (reads if func._schema.is_mutable else frozenset())
+        self._calls.append(_Call(func, *given, tuple(made), reads, writes))
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Take ``loss`` for that of the micro-batch being written."""
+        self.losses[len(self.parts) - 1] = self._value(loss, written=False)
+
+    def end(self, gradients: Mapping[str, Tensor]) -> None:
+        """Take ``gradients``, by parameter, for what the step has come to.
+
+        Raises:
+            Nondeterminism: no operator of the step made one; by name.
+        """
+        for name, gradient in gradients.items():
+            key = memory_of(gradient)
+            if key not in self._alive and key not in self._names:
+                raise Nondeterminism(
+                    f"gradient of {name}: no operator of this step made it, so that nobody can tell its noise; compute it by "
+                    "torch's operators, by backward()"
+                )
+            self.gradients[name] = self._value(gradient, written=False)
+
+    def _values(self, given: Any, *, written: bool) -> Any:
+        if isinstance(given, Tensor):
+            return self._value(given, written=written)
+        if isinstance(given, (tuple, list)):
+            return type(given)(self._values(item, written=written) for item in given)
+        if isinstance(given, dict):
+            return {name: self._values(item, written=written) for name, item in given.items()}
+        return given
+
+    def _value(self, tensor: Tensor, *, written: bool) -> _Value:
+        key, geometry = memory_of(tensor), _geometry(tensor)
+        known = self._memory.get(key)
+        if known is not None and geometry in known:
+            return _Value(known[geometry])
+        if known and (key in self._names or key in self._alive):
+            return _Value(next(iter(known.values())), geometry)
+        known = self._memory.setdefault(key, {})
+        name = self._names.get(key)
+        held = tensor if name is None else self.named[name]
+        if name is None and written:
+            held = tensor.detach().clone()  # it may be written to
+        own = _geometry(held) if name is not None else geometry
+        number = known[own] = len(self._memory_of)
+        self._memory_of.append(key)
+        self._sources.append(_Source(number, name, held))
+        return _Value(number, None if own == geometry else geometry)
+
+    # -- what came of it -------------------------------------------------------------------------
+
+    @property
+    def _results(self) -> tuple[_Value, ...]:
+        return (*self.gradients.values(), *self.losses.values())
+
+    def outside(self) -> list[Tensor]:
+        """Return the tensors from outside that gradients, losses or named tensors follow from, in order of their use."""
+        live = {self._memory_of[value.number] for value in self._results} | set(self._names)
+        for call in reversed(self._calls):
+            if not live.isdisjoint(call.writes):
+                live |= call.reads
+        found = (source for source in self._sources if source.name is None)
+        return [source.held for source in found if self._memory_of[source.number] in live]
+
+    def still_alive(self) -> dict[int, StorageWeakRef]:
+        """Return the memory that the step's operators made and somebody still holds."""
+        return {key: ref for key, ref in self._alive.items() if not ref.expired()}
+
+    # -- running it again ------------------------------------------------------------------------
+
+    def repetition(self, named: Mapping[str, Tensor]) -> Repetition:
+        """Return a new run of the operators, over the tensors ``named``."""
+        if self._last is None:
+            self._last = [-1] * len(self._memory_of)
+            for at, call in enumerate(self._calls):
+                for value in _values_in((call.args, call.kwargs)):
+                    self._last[value.number] = at
+        values: list[Tensor | None] = [None] * len(self._memory_of)
+        for source in self._sources:
+            values[source.number] = source.held if source.name is None else named[source.name].detach()
+        return Repetition(self, values, {value.number for value in self._results})
+
+    def calls_of(self, part: int) -> Iterator[tuple[int, _Call]]:
+        """The calls of one micro-batch, with their numbers."""
+        end = self.parts[part + 1] if part + 1 < len(self.parts) else len(self._calls)
+        return enumerate(self._calls[self.parts[part] : end], self.parts[part])
+
+    def is_last(self, number: int, at: int) -> bool:
+        """Whether no call after ``at`` reads this value."""
+        assert self._last is not None
+        return self._last[number] <= at
+
+
+class Repetition:
+    """One run of a trace's operators over its ``values``; those ``kept``, losses and gradients, are there at its end."""
+
+    def __init__(self, trace: PassTrace, values: list[Tensor | None], kept: set[int]) -> None:
+        self._trace, self._values, self._kept = trace, values, kept
+
+    def run(self, part: int) -> None:
+        """Run the calls of a micro-batch.
+
+        Raises:
+            OtherShapes: an operator does not fit what another decision made of the shapes.
+        """
+        for at, call in self._trace.calls_of(part):
+            try:
+                result = call.func(*self._given(call.args), **self._given(call.kwargs))
+            except DOES_NOT_FIT as problem:
+                raise OtherShapes(
+                    f"operator {call.func}: cannot be run again along other decisions ({_first_line(problem)}); where shapes "
+                    "follow from decisions give prepare() the step's loss=, which is asked again"
+                ) from problem
+            if call.made:
+                results = _tensors(result)
+                for place, number in call.made:
+                    self._values[number] = None if self._is_done_with(number, at) else results[place]
+            for value in _values_in((call.args, call.kwargs)):
+                if self._is_done_with(value.number, at):
+                    self._values[value.number] = None
+
+    def _is_done_with(self, number: int, at: int) -> bool:
+        return self._trace.is_last(number, at) and number not in self._kept
+
+    def value(self, value: _Value) -> Tensor:
+        """Return a value as it is now."""
+        held = self._values[value.number]
+        assert held is not None
+        return (
+            held
+            if value.view is None
+            else torch.as_strided(held, value.view.shape, value.view.stride, value.view.offset)
+        )
+
+    def _given(self, given: Any) -> Any:
+        if isinstance(given, _Value):
+            return self.value(given)
+        if isinstance(given, (tuple, list)):
+            return type(given)(self._given(item) for item in given)
+        if isinstance(given, dict):
+            return {name: self._given(item) for name, item in given.items()}
+        return given
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return what tells the memory of ``tensor`` from any other while somebody holds on to it."""
+    return int(tensor.untyped_storage()._cdata)  # pyright: ignore[reportPrivateUsage] # torch's own weak references use it
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Return what tells a tensor's memory from any other; a sparse one's is that of its values, below zero."""
+    return storage_key(tensor) if tensor.layout == torch.strided else ~storage_key(tensor._values())
+
+
+def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    return (tensor if tensor.layout == torch.strided else tensor._values()).untyped_storage()
+
+
+def _geometry(tensor: Tensor) -> _Geometry:
+    if tensor.layout != torch.strided:
+        return _Geometry(tensor.dtype, tuple(tensor.shape))
+    return _Geometry(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, (tuple, list)):
+        return [tensor for item in result for tensor in _tensors(item)]
+    return []
+
+
+def _values_in(given: Any) -> Iterator[_Value]:
+    if isinstance(given, _Value):
+        yield given
+    elif isinstance(given, (tuple, list)):
+        for item in given:
+            yield from _values_in(item)
+    elif isinstance(given, dict):
+        for item in given.values():
+            yield from _values_in(item)
+
+
+def _first_line(problem: BaseException) -> str:
+    return str(problem).split("\n", 1)[0][:120]

@@ -1,0 +1,329 @@
+"""A training script with two lines more: recorded, followed or left alone, as its environment says.
+
+For instance::
+
+    import tallystick                                        # 1
+    ...
+    tallystick.attach(model, optimizer, scheduler)           # 2: before the first step
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+A step begins with the first forward pass of the model in training mode that needs gradients, and ends before whatever looks at
+the model next: another such pass, an evaluation, its ``state_dict``, the end of the program. Its data are all tensors from
+outside that gradients follow from. ``tally record -- python train.py`` records such a script, ``tally audit RUN -- python
+train.py`` follows it; without ``tally``, ``TALLYSTICK_RECORD`` or ``TALLYSTICK_FOLLOW`` names the run directory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.roles.audit_report import AuditReport
+from tallystick.roles.follower import FOLLOW_VARIABLE, Follower
+from tallystick.roles.loop import FROM_OPERATORS
+from tallystick.roles.recorder import Recorder
+from tallystick.roles.run_writer import Phases, Progress
+from tallystick.run.documents import RunStatement
+
+RECORD_VARIABLE, POLICY_VARIABLE = "TALLYSTICK_RECORD", "TALLYSTICK_POLICY"
+ARGUMENTS = "arguments"  # the setting that holds a program's arguments
+
+
+@dataclass
+class ProgramRun:
+    """What is to become of the program that runs now.
+
+    Attributes:
+        begin: gives its recorder or follower; None to leave it alone.
+        progress: called after each step.
+        attached: what it attached, once it has.
+    """
+
+    begin: Callable[[], Recorder | Follower] | None = None
+    progress: Callable[[Progress], None] | None = None
+    attached: Attached | None = None
+
+
+_WANTED: list[ProgramRun] = []
+
+
+@contextmanager
+def wanting(wanted: ProgramRun) -> Generator[ProgramRun]:
+    """Inside, a program that attaches itself gets what is ``wanted``, whatever the environment says."""
+    _WANTED.append(wanted)
+    try:
+        yield wanted
+    finally:
+        _WANTED.remove(wanted)
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any = None,
+    *,
+    extra: Mapping[str, nn.Module] | None = None,
+    follows_up: bool = False,
+    smooth: Collection[str] = (),
+) -> Attached:
+    """Have a training script recorded, or followed, or neither, as its environment says, and return the handle.
+
+    Args:
+        model: whose forward passes are the script's; it is neither wrapped nor renamed.
+        optimizer: over its parameters.
+        scheduler: part of the state, if given.
+        extra: further modules whose tensors are part of the state (an averaged copy, say).
+        follows_up: whether the script changes averages or other slow values after the optimizer, in ``handle.follow_up()``.
+        smooth: operators outside the table that the script declares continuous (``"mylib::op"``).
+
+    Raises:
+        ProtocolViolation: the program has attached something already.
+        Nondeterminism: something that no other machine could repeat, by name.
+        InvalidInput: what the environment names is no run, or there is one where it is to be recorded.
+    """
+    wanted = _WANTED[-1] if _WANTED else _from_environment()
+    if wanted.attached is not None and wanted.begin is not None:
+        raise ProtocolViolation(
+            "attach: this program has attached a model already; a run has one model and one optimizer"
+        )
+    loop = None if wanted.begin is None else wanted.begin()
+    attached = wanted.attached = Attached(loop, model, optimizer, wanted.progress)
+    if loop is not None:
+        attached.listen()  # before the loop does: its own hooks come after these
+        try:
+            loop.prepare(model, optimizer, scheduler, extra=extra, follows_up=follows_up, smooth=smooth)
+            loop.session.widen()  # what the script hands to its loss is float32, whatever the model is
+        except BaseException:
+            attached.abandon()
+            raise
+        if not _WANTED:
+            _ENVIRONMENT.append(wanted)
+            _at_exit(attached.end)
+    return attached
+
+
+def _at_exit(end: Callable[[], None]) -> None:
+    """Have ``end`` called when the program ends, while threads can still be started where Python lets that be known."""
+    getattr(threading, "_register_atexit", atexit.register)(end)
+
+
+_ENVIRONMENT: list[ProgramRun] = []
+
+
+def _from_environment() -> ProgramRun:
+    """Return what the environment asks of a program that no command runs."""
+    if _ENVIRONMENT:
+        return _ENVIRONMENT[0]
+    recorded, followed = (os.environ.get(name) for name in (RECORD_VARIABLE, FOLLOW_VARIABLE))
+    if recorded and followed:
+        raise InvalidInput(f"{RECORD_VARIABLE} and {FOLLOW_VARIABLE}: only one of them")
+    settings = {ARGUMENTS: arguments_of(sys.argv[1:])}
+    if recorded:
+        policy = os.environ.get(POLICY_VARIABLE, "fp32")
+        return ProgramRun(lambda: Recorder(recorded, policy=policy, steps=None, settings=settings))
+    if followed:
+        return ProgramRun(lambda: Follower(followed, ordered={"settings": settings}))
+    return ProgramRun()
+
+
+def arguments_of(arguments: list[str]) -> str:
+    """Return a program's arguments as one text, which tells them apart."""
+    return shlex.join(arguments)
+
+
+class _HalfAStep(Exception):
+    """The program has ended within a step."""
+
+
+class Attached:
+    """A training script's handle on its recording, or on the run that it follows; or on neither, and does nothing then."""
+
+    def __init__(
+        self,
+        loop: Recorder | Follower | None,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._loop, self._model, self._optimizer, self._progress = loop, model, optimizer, progress
+        self._step: AbstractContextManager[Any] | None = None
+        self._handles: list[Any] = []
+        self._backward: Callable[..., None] | None = None
+
+    @property
+    def result(self) -> RunStatement | AuditReport | None:
+        """The run's statement or the report, after ``finish``; None of a script that is left alone.
+
+        Raises:
+            ProtocolViolation: ``finish`` has not been called.
+        """
+        return None if self._loop is None else self._loop.result
+
+    @property
+    def phases(self) -> Phases:
+        """Seconds by phase."""
+        return Phases() if self._loop is None else self._loop.phases
+
+    def listen(self) -> None:
+        """Put hooks on model and optimizer."""
+        self._handles = [
+            self._model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True),
+            self._model.register_state_dict_pre_hook(lambda *_: self._close()),
+            self._optimizer.register_state_dict_pre_hook(lambda *_: self._close()),
+            self._optimizer.register_step_pre_hook(lambda *_: self._before_optimizer()),
+            self._optimizer.register_step_post_hook(lambda *_: self._pause()),
+        ]
+
+    def follow_up(self) -> AbstractContextManager[None]:
+        """Be where averages of the weights and other slow values change: after ``optimizer.step()``, as in a ``Recorder``."""
+        return nullcontext() if self._loop is None else self._loop.follow_up()
+
+    def close_step(self) -> None:
+        """End the step that is open, if its optimizer has stepped: the state is as the run commits to it then."""
+        self._close()
+
+    def finish(self) -> RunStatement | AuditReport | None:
+        """End the run here: remove the hooks, and return its statement, the report, or None."""
+        if self._loop is None:
+            return None
+        if not self._handles:
+            return self._loop.result
+        try:
+            self._close(last=True)
+            result, taken = self._loop.finish(), self._loop.session.step
+            if isinstance(result, RunStatement) and result.steps < taken:
+                self._say(
+                    f"recorded {result.steps} of {taken} steps, up to the last committed state: another forward pass in training "
+                    "mode came after the last step, without one of its own"
+                )
+            return result
+        finally:
+            self._let_go()
+
+    def abandon(self) -> None:
+        """Remove the hooks; what was recorded stays, unfinished."""
+        if self._loop is not None and self._handles:
+            try:
+                self._close(failed=True)
+            finally:
+                self._let_go()
+                self._loop.abandon()
+
+    def end(self) -> None:
+        """End the run with its program, whose last exception, if it had any, leaves it unfinished."""
+        if not self._handles or self._loop is None:
+            return
+        if getattr(sys, "last_value", None) is not None:
+            self.abandon()
+            return
+        result = self.finish()
+        if isinstance(result, AuditReport):
+            self._say(f"{result.verdict}: {result.steps} steps followed")
+        elif result is not None:
+            self._say(f"recorded {result.steps} steps, root {result.root}")
+
+    def _say(self, text: str) -> None:
+        print(f"tallystick: {text}", file=sys.stderr)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        assert self._loop is not None
+        if self._step is None or self._loop.session.has_stepped:
+            self._close()
+            if torch.is_grad_enabled() and module.training and not self._is_over():
+                self._open()
+            elif module.training:  # what it does to buffers is no part of the last step
+                self._loop.settle()
+        session = self._loop.session
+        compute = session.arithmetic.compute
+        if compute is torch.float32:
+            return None
+
+        def cast(value: Any) -> Any:
+            is_float = isinstance(value, Tensor) and value.is_floating_point()
+            return value.to(compute) if is_float else value
+
+        return tree_map(cast, args), tree_map(cast, kwargs)
+
+    def _open(self) -> None:
+        assert self._loop is not None
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise ProtocolViolation(
+                "attach: the step is under torch.autocast already; leave it out, policy bf16 has its own"
+            )
+        step = self._loop.step(FROM_OPERATORS)
+        step.__enter__()
+        self._step, self._backward = step, torch.autograd.backward
+        torch.autograd.backward = self._noted_backward
+
+    def _is_over(self) -> bool:
+        """Whether all steps of a run that is followed have been."""
+        return isinstance(self._loop, Follower) and self._loop.is_done
+
+    def _before_optimizer(self) -> None:
+        if isinstance(self._loop, Follower) and self._step is None and self._loop.is_done:
+            self._loop.note_more_steps()
+            raise SystemExit(0)  # the rest of the program says nothing of the run
+
+    def _noted_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        """Run a backward pass as torch does, and take what it begins with for the loss of a micro-batch."""
+        loop, backward = self._loop, self._backward
+        assert loop is not None and backward is not None
+        torch.autograd.backward = backward
+        try:
+            if isinstance(tensors, Tensor) and tensors.numel() == 1 and loop.session.is_capturing:
+                loop.backward(tensors, run=lambda: backward(tensors, *args, **kwargs))
+            else:
+                backward(tensors, *args, **kwargs)
+        finally:
+            torch.autograd.backward = self._noted_backward
+
+    def _pause(self) -> None:
+        if self._step is not None and self._loop is not None:
+            self._restore_backward()
+            self._loop.session.open_step.pause()
+
+    def _restore_backward(self) -> None:
+        if self._backward is not None:
+            torch.autograd.backward, self._backward = self._backward, None
+
+    def _close(self, *, last: bool = False, failed: bool = False) -> None:
+        """End the step that is open; one whose optimizer has not stepped goes on, unless it is the ``last``."""
+        loop, step = self._loop, self._step
+        if loop is None or step is None or not (last or failed or loop.session.has_stepped):
+            return
+        self._step = None
+        self._restore_backward()
+        if failed or not loop.session.has_stepped:
+            before = loop.session.open_step.slow.before()
+            with suppress(_HalfAStep):
+                step.__exit__(_HalfAStep, _HalfAStep(), None)
+            loop.session.tensors.put_back(before)
+            return
+        step.__exit__(None, None, None)
+        if self._progress is not None and loop.latest is not None:
+            self._progress(loop.latest)
+
+    def _let_go(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._restore_backward()

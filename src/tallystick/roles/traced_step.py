@@ -1,0 +1,90 @@
+"""A step of a loop written down while it runs, so that it can be run again without the loop."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from tallystick.errors import Nondeterminism
+from tallystick.execution.pass_trace import PassTrace, memory_of
+from tallystick.execution.rounding.context import RoundingContext
+from tallystick.execution.session.session import Session
+from tallystick.execution.step import batch_digest
+
+ZEROS = "gradient/"  # before the name of a parameter whose gradient was zero, not none, when the step began
+
+
+class TracedStep:
+    """The session's next step.
+
+    Raises:
+        Nondeterminism: gradients are there already that are not zero; by name.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        gradients = {name: p.grad for name, p in session.parameters if p.grad is not None}
+        for name, gradient in gradients.items():
+            if bool(gradient.any()):
+                raise Nondeterminism(
+                    f"step {session.step}: {name} has a gradient from before the step, which nobody could repeat with it; call "
+                    "optimizer.zero_grad() after each optimizer.step(), take micro-batches within one step, or give prepare() "
+                    "the loss="
+                )
+        self._zeros = {ZEROS + name: gradient for name, gradient in gradients.items()}
+        self.trace = PassTrace({**_tensors(session), **self._zeros})
+
+    def data(self) -> list[Tensor]:
+        """Return the tensors from outside that the step follows from, in the order of their digests."""
+        return sorted(self.trace.outside(), key=batch_digest)
+
+    def run_again(self, context: RoundingContext) -> None:
+        """Run the step's operators again in the pass that is open under ``context``; its gradients are left on the parameters.
+
+        Raises:
+            OtherShapes: they do not fit the decisions taken there.
+        """
+        session, trace = self._session, self.trace
+        opened = session.open_step
+        parameters = dict(session.parameters)
+        zeros = {name: torch.zeros_like(parameters[name.removeprefix(ZEROS)]) for name in self._zeros}
+        again = trace.repetition({**_tensors(session), **zeros})
+        for number in range(len(trace.parts)):
+            with (
+                opened.micro_batch(number),
+                session.arithmetic.autocast(session.tensors.device.type, enabled=False),
+                torch.no_grad(),
+            ):
+                again.run(number)
+            if number in trace.losses:
+                opened.note_loss(again.value(trace.losses[number]))
+        for name, value in trace.gradients.items():
+            parameters[name].grad = again.value(value)
+
+
+def _tensors(session: Session) -> dict[str, Tensor]:
+    return {**dict(session.tensors.floating()), **dict(session.tensors.whole_buffers())}
+
+
+class CarriedMemory:
+    """Memory that the operators of earlier steps made and that is still held: none of it is part of the state."""
+
+    def __init__(self) -> None:
+        self._alive: dict[int, StorageWeakRef] = {}
+
+    def verify_used(self, trace: PassTrace, step: int) -> None:
+        """Return if a step used none of it; what its own operators made and left is such memory from then on.
+
+        Raises:
+            Nondeterminism: it did: no auditor has the same numbers there.
+        """
+        for tensor in trace.outside():
+            if memory_of(tensor) in self._alive:
+                raise Nondeterminism(
+                    f"step {step}: uses a tensor of shape {list(tensor.shape)} that an earlier step computed and that is no part "
+                    "of the state, so that it is rounded nowhere; make it a buffer of the model or of a module in extra"
+                )
+        self._alive = {
+            key: ref for key, ref in self._alive.items() if not ref.expired()
+        } | trace.still_alive()

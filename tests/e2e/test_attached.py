@@ -1,0 +1,179 @@
+"""A training script with two lines more, recorded and followed by tally and by its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallystick.cli.main import main
+from tallystick.store.files import RunDirectory
+
+SPIRALS = Path(__file__).parent / "programs" / "spirals.py"
+STEPS = 24
+
+
+def tally(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any], str]:
+    """The exit code, the answer in JSON, and what was said besides."""
+    given = [str(argument) for argument in arguments]
+    at = given.index("--") if "--" in given else len(given)
+    code = main([*given[:at], "--json", *given[at:]])
+    out, err = capsys.readouterr()
+    return code, json.loads(out), err
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    path = tmp_path / "run"
+    assert tally(capsys, "record", "--policy", "fp32", "--run", path, "--", "python", SPIRALS)[0] == 0
+    return path
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_recorded_script_is_followed_to_the_same_bytes(
+    policy: str, parts: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = ("--", "python", SPIRALS, "--parts", parts)
+    code, run, said = tally(capsys, "record", "--policy", policy, "--run", tmp_path / "run", *program)
+    assert (code, run["steps"]) == (0, STEPS)
+    assert "right" in said  # what the script prints goes where the answer is not
+
+    code, report, _ = tally(capsys, "audit", tmp_path / "run", *program)
+    assert (code, report["verdict"], report["steps"]) == (0, "match", STEPS)
+    assert report["freedom"]["moved"] == 0
+    # Under other arithmetic, and the control: without the log that is another state. In so few steps of fp64 it is not.
+    code, noisy, _ = tally(capsys, "audit", tmp_path / "run", "--profile", "jitter", *program)
+    assert (code, noisy["verdict"]) == (0, "match"), noisy
+    tally(capsys, "record", "--policy", policy, "--run", tmp_path / "other", "--profile", "jitter", *program)
+    own, other = (RunDirectory(tmp_path / name).load_transcript() for name in ("run", "other"))
+    is_same = own.record(STEPS - 1).state_root == other.record(STEPS - 1).state_root
+    assert is_same == (policy == "fp64")
+
+
+def test_a_step_commits_to_its_data_once_whatever_reads_it_first(recorded: Path) -> None:
+    transcript = RunDirectory(recorded).load_transcript()
+    batches = [transcript.record(step).batch for step in range(STEPS)]
+    assert len(set(batches)) == STEPS
+    assert transcript.specification.steps == STEPS
+    assert [transcript.record(step).state_root is not None for step in (19, 22, 23)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "here"),
+    [
+        (("--lr", "0.02"), "settings {'arguments': '--lr 0.02'}"),
+        (("--epochs", "3"), "settings {'arguments': '--epochs 3'}"),
+        (("--epochs", "1"), "settings {'arguments': '--epochs 1'}"),
+    ],
+)
+def test_a_script_with_other_arguments_accuses_nobody(
+    recorded: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], here: str
+) -> None:
+    code, report, _ = tally(capsys, "audit", recorded, "--", "python", SPIRALS, *arguments)
+    assert (code, report["verdict"]) == (3, "cannot_reproduce")
+    assert report["first"]["own"] == here
+
+
+@pytest.mark.parametrize(
+    ("steps", "own", "stated"), [(1, "more steps than 24", "24 steps"), (2, "24 steps", "48 steps")]
+)
+def test_a_run_of_other_length_is_no_match_and_no_accusation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int, own: str, stated: str
+) -> None:
+    """Even where the arguments are the same: the number of steps may come from the environment, or a file."""
+    program = tmp_path / "program.py"
+    text = SPIRALS.read_text().replace("default=2", 'default=int(__import__("os").environ["EPOCHS"])')
+    program.write_text(text.replace("12 * given.epochs", "24"))
+    environment = pytest.MonkeyPatch()
+    try:
+        environment.setenv("EPOCHS", "2" if steps == 1 else "4")
+        tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program)
+        environment.setenv("EPOCHS", "4" if steps == 1 else "2")
+        code, report, _ = tally(capsys, "audit", tmp_path / "run", "--", "python", program)
+    finally:
+        environment.undo()
+    assert (code, report["verdict"]) == (3, "cannot_reproduce"), report
+    assert (report["first"]["own"], report["first"]["stated"]) == (own, stated)
+
+
+def test_a_script_that_ends_within_a_step_has_recorded_what_was_committed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = ("--", "python", SPIRALS, "--leaves")
+    code, run, said = tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", *program)
+    assert (code, run["steps"]) == (0, 20)
+    assert "20 of 24 steps" in said
+
+
+def test_what_an_earlier_step_has_computed_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = ("--", "python", SPIRALS, "--keeps")
+    code, answer, _ = tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", *program)
+    assert code == 3
+    assert re.search(r"step 1: uses a tensor of shape \[\] that an earlier step computed", answer["error"])
+
+
+def test_a_script_is_recorded_and_followed_by_its_environment_alone(recorded: Path, tmp_path: Path) -> None:
+    """The same bytes as under tally, whose process it is not; and left alone where nothing is asked for."""
+
+    def run(**asked: str) -> str:
+        ended = subprocess.run(
+            [sys.executable, str(SPIRALS)],
+            env={**os.environ, **asked},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return ended.stderr
+
+    root = RunDirectory(recorded).load_transcript().root().hex()
+    assert f"recorded {STEPS} steps, root {root}" in run(TALLYSTICK_RECORD=str(tmp_path / "own"))
+    assert f"match: {STEPS} steps followed" in run(TALLYSTICK_FOLLOW=str(recorded))
+    assert "tallystick" not in run()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("ls", "-l"), "is no job and no Python program"),
+        (("python", "-c", "pass"), "needs a FILE or -m MODULE"),
+        (("python", "nowhere.py"), "there is no such program"),
+        (("python", "empty.py"), "ended without tallystick.attach"),
+        (("python", "raises.py"), "raised ValueError: of its own"),
+        (("python", "exits.py"), "ended with exit code 3"),
+    ],
+)
+def test_what_is_no_training_script_is_refused_in_words(
+    command: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.py").write_text("")
+    Path("raises.py").write_text("raise ValueError('of its own')\n")
+    Path("exits.py").write_text("raise SystemExit(3)\n")
+    code, answer, _ = tally(capsys, "record", "--policy", "fp32", "--run", "run", "--", *command)
+    assert code == 2
+    assert words in answer["error"]
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("option", [("--steps", "4"), ("--set", "a=b"), ("--resume",), ("--device", "cuda")])
+def test_options_of_jobs_are_refused_with_a_script(
+    option: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, answer, _ = tally(
+        capsys, "record", "--policy", "fp32", "--run", tmp_path, *option, "--", "python", SPIRALS
+    )
+    assert code == 2
+    assert f"{option[0]}: is for jobs" in answer["error"]
