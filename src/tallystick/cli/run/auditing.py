@@ -147,7 +147,7 @@ def audit(
     if (code := rerun_under(chosen, context.obj)) is not None:
         return code
     directory = existing_run(run)
-    specification, drawn = directory.load_specification(), sampled.drawn(directory)
+    stated, drawn = directory.load_specification().job.path, sampled.drawn(directory)
     if isinstance(drawn, Announcement):
         answer(announcement_page(drawn, str(announce)), as_json=as_json)
         return 0
@@ -156,11 +156,9 @@ def audit(
     wanted = _Wanted(segment, drawn, Limits(*accepted), out, signing, effort, sampled.is_checked, device)
     check_device(device)
     if program:
-        refuse_with_program(
-            job=job, steps=steps, claim=claim, sample=sample, device=None if device == "cpu" else device
-        )
+        refuse_with_program(job=job, steps=steps, claim=claim, sample=sample, device=device != "cpu")
         return _audit_program(program, directory, chosen, wanted, as_json=as_json)
-    repetition = _Repetition(directory, choose_source(job, specification.job.path), chosen, device)
+    repetition = _Repetition(directory, choose_source(job, stated), chosen, device)
     if claim is not None:
         return _write_claim(repetition, RunDirectory(claim), as_json=as_json)
     return _audit(repetition, wanted, as_json=as_json)
