@@ -91,6 +91,7 @@ class PassTrace:
         self._calls: list[_Call] = []
         self._sources: list[_Source] = []
         self._last: list[int] | None = None
+        self._needed: list[bool] = []
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -122,6 +123,13 @@ class PassTrace:
         reads = frozenset(self._memory_of[value.number] for value in _values_in(given))
         writes = frozenset(map(memory_of, results)) | (reads if func._schema.is_mutable else frozenset())
         self._calls.append(_Call(func, *given, tuple(made), reads, writes))
+
+    def take(self, result: Any) -> Any:
+        """Take a call's result for something from outside, whatever wrote to its memory before, and return it."""
+        for tensor in _tensors(result):
+            self._memory.pop(memory_of(tensor), None)
+            self._alive.pop(memory_of(tensor), None)
+        return result
 
     def note_loss(self, loss: Tensor) -> None:
         """Take ``loss`` for that of the micro-batch being written."""
@@ -177,23 +185,35 @@ class PassTrace:
 
     def outside(self) -> list[Tensor]:
         """Return the tensors from outside that gradients, losses or named tensors follow from, in order of their use."""
-        live = {self._memory_of[value.number] for value in self._results} | set(self._names)
-        for call in reversed(self._calls):
-            if not live.isdisjoint(call.writes):
-                live |= call.reads
+        live, _ = self._live()
         found = (source for source in self._sources if source.name is None)
         return [source.held for source in found if self._memory_of[source.number] in live]
 
+    def _live(self) -> tuple[set[int], list[bool]]:
+        """Return the memory, and which calls, gradients, losses or named tensors follow from."""
+        live = {self._memory_of[value.number] for value in self._results} | set(self._names)
+        calls = [False] * len(self._calls)
+        for at in reversed(range(len(self._calls))):
+            call = self._calls[at]
+            if not live.isdisjoint(call.writes):
+                live |= call.reads
+                calls[at] = True
+        return live, calls
+
     def still_alive(self) -> dict[int, StorageWeakRef]:
-        """Return the memory that the step's operators made and somebody still holds."""
-        return {key: ref for key, ref in self._alive.items() if not ref.expired()}
+        """Return the memory that the step's operators made of named tensors and somebody still holds."""
+        computed = set(self._names)
+        for call in self._calls:
+            if not computed.isdisjoint(call.reads):
+                computed |= call.writes
+        return {key: ref for key, ref in self._alive.items() if key in computed and not ref.expired()}
 
     # -- running it again ------------------------------------------------------------------------
 
     def repetition(self, named: Mapping[str, Tensor]) -> Repetition:
         """Return a new run of the operators, over the tensors ``named``."""
         if self._last is None:
-            self._last = [-1] * len(self._memory_of)
+            self._last, self._needed = [-1] * len(self._memory_of), self._live()[1]
             for at, call in enumerate(self._calls):
                 for value in _values_in((call.args, call.kwargs)):
                     self._last[value.number] = at
@@ -206,6 +226,10 @@ class PassTrace:
         """The calls of one micro-batch, with their numbers."""
         end = self.parts[part + 1] if part + 1 < len(self.parts) else len(self._calls)
         return enumerate(self._calls[self.parts[part] : end], self.parts[part])
+
+    def is_needed(self, at: int) -> bool:
+        """Whether anything that is asked for follows from this call."""
+        return self._needed[at]
 
     def is_last(self, number: int, at: int) -> bool:
         """Whether no call after ``at`` reads this value."""
@@ -229,6 +253,8 @@ class Repetition:
             try:
                 result = call.func(*self._given(call.args), **self._given(call.kwargs))
             except DOES_NOT_FIT as problem:
+                if not self._trace.is_needed(at):
+                    continue  # a statistic of the program's own, say
                 raise OtherShapes(
                     f"operator {call.func}: cannot be run again along other decisions ({_first_line(problem)}); where shapes "
                     "follow from decisions give prepare() the step's loss=, which is asked again"
@@ -247,7 +273,8 @@ class Repetition:
     def value(self, value: _Value) -> Tensor:
         """Return a value as it is now."""
         held = self._values[value.number]
-        assert held is not None
+        if held is None:
+            raise ValueError("what made it could not be run again")
         return (
             held
             if value.view is None

@@ -187,7 +187,7 @@ class Attached:
             self._model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True),
             self._model.register_state_dict_pre_hook(lambda *_: self._close()),
             self._optimizer.register_state_dict_pre_hook(lambda *_: self._close()),
-            self._optimizer.register_step_pre_hook(lambda *_: self._before_optimizer()),
+            self._optimizer.register_step_pre_hook(self._before_optimizer),
             self._optimizer.register_step_post_hook(lambda *_: self._pause()),
         ]
 
@@ -244,16 +244,22 @@ class Attached:
 
     # -- steps -----------------------------------------------------------------------------------
 
+    def open_step(self) -> None:
+        """Begin a step here, unless one is open that the optimizer has not taken."""
+        if self._loop is not None and (self._step is None or self._loop.session.has_stepped):
+            self._close()
+            if not self._is_over():
+                self._open()
+
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         assert self._loop is not None
-        if self._step is None or self._loop.session.has_stepped:
+        if module.training and torch.is_grad_enabled():
+            self.open_step()
+        elif self._step is None or self._loop.session.has_stepped:
             self._close()
-            if torch.is_grad_enabled() and module.training and not self._is_over():
-                self._open()
-            elif module.training:  # what it does to buffers is no part of the last step
-                self._loop.settle()
-        session = self._loop.session
-        compute = session.arithmetic.compute
+        if self._step is None and module.training:  # what it does to buffers is no part of the last step
+            self._loop.settle()
+        compute = self._loop.session.arithmetic.compute
         if compute is torch.float32:
             return None
 
@@ -278,10 +284,17 @@ class Attached:
         """Whether all steps of a run that is followed have been."""
         return isinstance(self._loop, Follower) and self._loop.is_done
 
-    def _before_optimizer(self) -> None:
+    def _before_optimizer(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a closure that the optimizer was given, which it would run first, before gradients are rounded."""
         if isinstance(self._loop, Follower) and self._step is None and self._loop.is_done:
             self._loop.note_more_steps()
             raise SystemExit(0)  # the rest of the program says nothing of the run
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None or isinstance(self._optimizer, torch.optim.LBFGS):  # which runs it again and again
+            return None
+        with torch.enable_grad():
+            closure()
+        return args[:1], {name: value for name, value in kwargs.items() if name != "closure"}
 
     def _noted_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         """Run a backward pass as torch does, and take what it begins with for the loss of a micro-batch."""

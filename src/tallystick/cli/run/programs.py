@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
+import importlib.util
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING
 
 from tallystick.errors import InvalidInput, JobFailed, TallyError
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from tallystick.roles.attached import Attached, ProgramRun
 
 INTERPRETER = "python"  # how the names of interpreters begin
-FAILED = 1
 
 
 def refuse_with_program(**given: object) -> None:
@@ -74,32 +74,47 @@ def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> A
     from tallystick.roles.attached import wanting
 
     is_module, name, arguments = _parsed(command)
-    before = list(sys.argv), list(sys.path)
-    sys.argv[:] = [name, *arguments]
+    before = list(sys.argv), list(sys.path), sys.modules["__main__"]
     sys.path.insert(0, str(Path.cwd() if is_module else Path(name).resolve().parent))
     try:
+        main, code = _load(name, is_module=is_module)
+        sys.argv[:], sys.modules["__main__"] = [str(main.__file__), *arguments], main
         with wanting(wanted), redirect_stdout(sys.stderr) if quiet else nullcontext():
-            _run(name, is_module=is_module)
+            _run(name, main, code)
             if wanted.attached is None:
                 raise InvalidInput(
                     f"{name}: ended without tallystick.attach(model, optimizer); without it there is nothing to record or follow"
                 )
-            wanted.attached.finish()
+            wanted.attached.finish()  # while the program is what is running
     except BaseException:
         if wanted.attached is not None:
             wanted.attached.abandon()
         raise
     finally:
-        sys.argv[:], sys.path[:] = before
+        sys.argv[:], sys.path[:], sys.modules["__main__"] = before
     return wanted.attached
 
 
-def _run(name: str, *, is_module: bool) -> None:
+def _load(name: str, *, is_module: bool) -> tuple[ModuleType, CodeType]:
+    """Return a new main module for a program and its code, none of which has run."""
+    main, file = ModuleType("__main__"), Path(name)
+    if is_module:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+        if spec is None or spec.origin is None:
+            raise InvalidInput(f"python -m {name}: there is no such module, or it is no program")
+        main.__spec__, main.__package__, file = spec, spec.parent, Path(spec.origin)
+    main.__file__ = str(file)
     try:
-        if is_module:
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(name, run_name="__main__")
+        return main, compile(file.read_bytes(), str(file), "exec")
+    except (SyntaxError, OSError) as problem:
+        raise InvalidInput(f"{name}: cannot be run: {problem}") from problem
+
+
+def _run(name: str, main: ModuleType, code: CodeType) -> None:
+    try:
+        exec(code, vars(main))  # the caller's own program, asked for by name
     except SystemExit as ended:
         if ended.code not in (None, 0):
             raise JobFailed(f"{name}: ended with exit code {ended.code}") from ended

@@ -24,11 +24,19 @@ from torch.nn.functional import multi_head_attention_forward, scaled_dot_product
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tallystick.execution.dispatch.calls import Arguments, Handler, Operator, table_name, widened
+from tallystick.execution.dispatch.calls import (
+    Arguments,
+    Handler,
+    Operator,
+    argument_named,
+    table_name,
+    widened,
+)
 from tallystick.execution.dispatch.decisions import DecisionContext, OperatorFindings, OperatorPass
 from tallystick.execution.dispatch.handlers import handler_for
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
+from tallystick.execution.dispatch.table import RANDOM
 
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 CONVOLUTION: Operator = torch.ops.aten.convolution.default
@@ -48,6 +56,10 @@ class CallSink(Protocol):
 
     def write(self, func: Operator, given: Any, result: Any) -> None:
         """Take note of the call that ``read`` gave this for."""
+        ...
+
+    def take(self, result: Any) -> Any:
+        """Take a result for something from outside, and return it."""
         ...
 
 
@@ -80,6 +92,8 @@ class Capture(TorchDispatchMode):
         """Run ``func``, through its handler where it has one."""
         if self.sink is None:
             return self._run(func, args, kwargs or {})
+        if func._schema.name in RANDOM and argument_named(func, args, kwargs or {}, "generator") is not None:
+            return self.sink.take(func(*args, **(kwargs or {})))  # a data loader's; what it draws is data
         given = self.sink.read(func, args, kwargs or {})
         result = self._run(func, args, kwargs or {})
         self.sink.write(func, given, result)
