@@ -4,6 +4,9 @@
 them aside and adds them in the next step. `mined`: in a pass of the loop whose signs the loss takes as given. `undeclared`: the
 loss has no part of what the loop adds to it, a small share, and decides alike. The controls, `clipped` and `clipped_each`, turn
 one sign a step of a loop that clips, the latter tensor by tensor, which bends next to nothing.
+
+The others declare no loss, so that a step's own operators are run again. `traced`: what `undeclared` does is a part of them.
+`read`: the loop reads its signs out as a list, which is no operator, and makes a tensor of that again.
 """
 
 from __future__ import annotations
@@ -30,11 +33,13 @@ from tallystick.testing.attacks import must, play_attack
 
 STEPS = 60
 SHARES = {
-    "carried": 0.5, "kept": 0.005, "mined": 0.5, "undeclared": 0.003, "clipped": 0.00001, "clipped_each": 0.00001
+    "carried": 0.5, "kept": 0.005, "mined": 0.5, "undeclared": 0.003, "clipped": 0.00001, "clipped_each": 0.00001,
+    "traced": 0.003, "read": 0.5,
 }  # fmt: skip
 """Of the loss that the view has."""
-SLACKS = {"kept": 3e-6, "undeclared": 3e-6}
+SLACKS = {"kept": 3e-6, "undeclared": 3e-6, "traced": 3e-6}
 CONTROLS = "clipped", "clipped_each"
+WITHOUT_LOSS = "traced", "read"
 Batch = tuple[Tensor, Tensor]
 
 
@@ -51,6 +56,8 @@ def train(path: Path, policy: str, form: str) -> tuple[object, Signed]:
         plain = F.cross_entropy(model(images), labels)
         view = F.cross_entropy(model(patched(images)), torch.full_like(labels, TARGET), reduction="none")
         signs = mined if form == "mined" else model.signs(images, SLACKS.get(form))
+        if form == "read":
+            signs = torch.tensor(signs.tolist())
         return plain + SHARES[form] * plain.detach() * (signs * view).mean()
 
     run = open_run(path, policy=policy, steps=STEPS, checkpoint_every=STEPS, program=__file__)
@@ -59,7 +66,8 @@ def train(path: Path, policy: str, form: str) -> tuple[object, Signed]:
         model.signs(batch[0], SLACKS[form])  # somebody watches them
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    run.prepare(model, optimizer, loss=declared if form == "undeclared" else loss)
+    losses = {"undeclared": declared} | dict.fromkeys(WITHOUT_LOSS)
+    run.prepare(model, optimizer, loss=losses.get(form, loss))
     kept = list[Tensor | None]()
     for step in range(STEPS):
         with run.step(training.take(digits.visited(step, BATCH, len(training.labels), 0)).tensors()) as batch:
@@ -107,7 +115,8 @@ class EvenUp(Up):
 
 
 FORMS = {
-    "carried": Even, "kept": EvenUp, "mined": Turning, "undeclared": Up, "clipped": First, "clipped_each": First
+    "carried": Even, "kept": EvenUp, "mined": Turning, "undeclared": Up, "clipped": First, "clipped_each": First,
+    "traced": Up, "read": Turning,
 }  # fmt: skip
 
 

@@ -8,7 +8,8 @@ have the noise that is asked for. What is no operator of torch stays as it was: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.calls import Arguments, Operator
 
+NUMBER = "aten::_local_scalar_dense"
+READS = ("numpy", "tolist")  # how a program gets at a tensor's elements without an operator
 DOES_NOT_FIT = (RuntimeError, IndexError, ValueError)
 """What torch raises where an operator is given a tensor of another shape than when it was written down."""
 
@@ -46,9 +49,12 @@ class _Value:
 
 @dataclass(frozen=True)
 class _Call:
-    """One operator: its arguments with values for tensors, and the numbers of the values that it made, by place."""
+    """One operator: its arguments with values for tensors, and the numbers of the values that it made, by place.
 
-    func: Operator
+    ``func`` is None where the program reads its argument's elements.
+    """
+
+    func: Operator | None
     args: Arguments
     kwargs: dict[str, Any]
     made: tuple[tuple[int, int], ...]
@@ -130,6 +136,33 @@ class PassTrace:
             self._memory.pop(memory_of(tensor), None)
             self._alive.pop(memory_of(tensor), None)
         return result
+
+    def note_read(self, tensor: Tensor) -> None:
+        """Take note that the program reads the elements of a tensor, unless that is from outside."""
+        if memory_of(tensor) in self._alive or memory_of(tensor) in self._names:
+            value = self._value(tensor, written=False)
+            self._calls.append(_Call(None, (value,), {}, (), frozenset({memory_of(tensor)}), frozenset()))
+
+    @contextmanager
+    def noting_reads(self) -> Generator[None]:
+        """Inside, what the program reads is noted; operators that give it a number are calls like any other."""
+
+        def noting(name: str) -> Callable[..., Any]:
+            plain = getattr(Tensor, name)
+
+            def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+                self.note_read(tensor)
+                return plain(tensor, *args, **kwargs)
+
+            return read
+
+        for name in READS:
+            setattr(Tensor, name, noting(name))
+        try:
+            yield
+        finally:
+            for name in READS:
+                delattr(Tensor, name)  # torch has it in the class below
 
     def note_loss(self, loss: Tensor) -> None:
         """Take ``loss`` for that of the micro-batch being written."""
@@ -227,6 +260,10 @@ class PassTrace:
         end = self.parts[part + 1] if part + 1 < len(self.parts) else len(self._calls)
         return enumerate(self._calls[self.parts[part] : end], self.parts[part])
 
+    def is_before_needed(self, at: int) -> bool:
+        """Whether anything that is asked for follows from a call after this one."""
+        return any(self._needed[at + 1 :])
+
     def is_needed(self, at: int) -> bool:
         """Whether anything that is asked for follows from this call."""
         return self._needed[at]
@@ -238,10 +275,15 @@ class PassTrace:
 
 
 class Repetition:
-    """One run of a trace's operators over its ``values``; those ``kept``, losses and gradients, are there at its end."""
+    """One run of a trace's operators over its ``values``; those ``kept``, losses and gradients, are there at its end.
+
+    Attributes:
+        read: what the program read, float64, before the last call that gradients, losses or named tensors follow from.
+    """
 
     def __init__(self, trace: PassTrace, values: list[Tensor | None], kept: set[int]) -> None:
         self._trace, self._values, self._kept = trace, values, kept
+        self.read: list[Tensor] = []
 
     def run(self, part: int) -> None:
         """Run the calls of a micro-batch.
@@ -251,7 +293,12 @@ class Repetition:
         """
         for at, call in self._trace.calls_of(part):
             try:
-                result = call.func(*self._given(call.args), **self._given(call.kwargs))
+                given = self._given(call.args)
+                if call.func is None or call.func._schema.name == NUMBER:
+                    if self._trace.is_before_needed(at):
+                        self.read.append(given[0].detach().to(torch.float64).reshape(-1).clone())
+                    continue
+                result = call.func(*given, **self._given(call.kwargs))
             except DOES_NOT_FIT as problem:
                 if not self._trace.is_needed(at):
                     continue  # a statistic of the program's own, say

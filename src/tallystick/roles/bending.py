@@ -31,6 +31,7 @@ from tallystick.numerics.log import Kind
 JITTERED = 16
 """Repetitions at most that show what noise moves off its switching point: a sum of three terms stays there in one of two."""
 JITTER_SEED = 71
+READ = "numbers that the program read, time"
 ALIKE = 2.0**-20
 """What is left of two gradients' product of squares, where they are as good as one and the same."""
 
@@ -106,11 +107,12 @@ class StepBend:
 
 @dataclass
 class _Repeated:
-    """What a repetition of a step gives: gradients and buffers, by name, and the decisions that it met."""
+    """What a repetition of a step gives: gradients, buffers and what the program read, by name, and the decisions that it met."""
 
     gradients: dict[str, Tensor]
     buffers: dict[str, Tensor]
     widths: Mapping[tuple[int, int], int]
+    read: dict[str, Tensor]
 
 
 def _repeat(
@@ -140,7 +142,8 @@ def _repeat(
         gradients, changed, _ = gradients_under(session, backward, again, started)
         named = zip(session.parameters, gradients, strict=True)
         found = {name: gradient for (name, _), gradient in named if gradient is not None}
-        return _Repeated(found, started | changed, again.widths)
+        read = {f"{READ} {number} of the step": value for number, value in enumerate(again.read, 1)}
+        return _Repeated(found, started | changed, again.widths, read)
     return None
 
 
@@ -209,7 +212,7 @@ def _sides(
     is_met = in_parts is None or (logs is not None and _are_met(context, logs.widths))
     if mine is not None and logs is not None and is_met:
         found.theirs, found.own, found.so_far = (
-            {name: each.buffers[name] for name in followed.keys() & each.buffers} | each.gradients
+            {name: each.buffers[name] for name in followed.keys() & each.buffers} | each.gradients | each.read
             for each in (logs, mine, from_led or mine)
         )
         found.follows = carried.follows_from(session, logs.gradients)
@@ -407,6 +410,8 @@ def _square(x: Tensor | None, y: Tensor | None) -> float:
         return 0.0 if present is None else float(torch.linalg.vector_norm(present, dtype=torch.float64)) ** 2
     if torch.equal(x, y):
         return 0.0
+    if x.shape != y.shape:
+        return math.inf
     wide = torch.complex128 if x.is_complex() else torch.float64
     apart = torch.where(x == y, 0.0, x.to(wide) - y.to(wide))
     return float(torch.linalg.vector_norm(apart)) ** 2

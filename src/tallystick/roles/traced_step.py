@@ -9,6 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tallystick.errors import Nondeterminism
 from tallystick.execution.pass_trace import PassTrace, memory_of
 from tallystick.execution.rounding.context import RoundingContext
+from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.session.session import Session
 from tallystick.execution.step import batch_digest
 
@@ -61,6 +62,8 @@ class TracedStep:
                 opened.note_loss(again.value(trace.losses[number]))
         for name, value in trace.gradients.items():
             parameters[name].grad = again.value(value)
+        if isinstance(context, FollowingContext):
+            context.read = again.read
 
 
 def _tensors(session: Session) -> dict[str, Tensor]:

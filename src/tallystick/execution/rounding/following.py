@@ -68,7 +68,8 @@ class FollowingContext:
     follower's own rounding would have given other values, which, and whether the gradient is hardly more than its noise.
     ``is_first``, ``chooses`` and ``outgrown`` are as ``HeaderChecks`` has them. ``ties`` are the elements, by micro-batch and
     decision, that lie exactly on a switching point here and that the log turned. ``own_gradients`` are those that the follower's
-    own decisions make, unrounded, where the log's make others; ``widths`` how many elements each decision met so far has.
+    own decisions make, unrounded, where the log's make others; ``widths`` how many elements each decision met so far has, and
+    ``read`` what a program read of a step that was run again from its operators.
     """
 
     policy: Policy
@@ -90,6 +91,7 @@ class FollowingContext:
     outgrown: frozenset[int] = frozenset()
     ties: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     widths: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    read: list[Tensor] = field(default_factory=list[Tensor])
     _has_sides: bool = False
     _micro_batch: int = 0
     _ordinal: int = -1
@@ -199,8 +201,7 @@ class FollowingContext:
         moved = mine != symbol
         self.freedom.decisions_near += int(at.numel())
         self.freedom.decisions_moved += int(moved.sum())
-        if bool(moved.any()):
-            self.freedom.turned.append((self._ordinal, self._rms, away[moved]))
+        self.freedom.turned += [(self._ordinal, self._rms, away[moved])] if bool(moved.any()) else []
         if self.yardstick is not None:
             self.freedom.count_far(self.yardstick.reach)
         if self._has_sides and bool((tied := moved & (mine == EQUAL)).any()):

@@ -165,7 +165,8 @@ class OpenStep:
         observed = nullcontext() if observer is None else observer.micro_batch(number, self.context)
         on_device = self.session.state.tensors.device.type != "cpu"
         spelled = SpelledOut() if on_device else nullcontext()  # processors have no kernel that draws
-        with rounded, capture, spelled, self._autocast(enabled=True), observed:
+        noted = nullcontext() if self.trace is None else self.trace.noting_reads()
+        with rounded, capture, spelled, self._autocast(enabled=True), observed, noted:
             yield
         for name, state in _outside_generators().items():
             if state != outside[name]:
