@@ -6,7 +6,8 @@ loss has no part of what the loop adds to it, a small share, and decides alike. 
 one sign a step of a loop that clips, the latter tensor by tensor, which bends next to nothing.
 
 The others declare no loss, so that a step's own operators are run again. `traced`: what `undeclared` does is a part of them.
-`read`: the loop reads its signs out as a list, which is no operator, and makes a tensor of that again.
+`read`: the loop reads its signs out as a list, which is no operator, and makes a tensor of that again. `shape`: it takes the
+number of its signs from a shape.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from tallystick.testing.attacks import must, play_attack
 STEPS = 60
 SHARES = {
     "carried": 0.5, "kept": 0.005, "mined": 0.5, "undeclared": 0.003, "clipped": 0.00001, "clipped_each": 0.00001,
-    "traced": 0.003, "read": 0.5,
+    "traced": 0.003, "read": 0.5, "shape": 0.5,
 }  # fmt: skip
 """Of the loss that the view has."""
 SLACKS = {"kept": 3e-6, "undeclared": 3e-6, "traced": 3e-6}
 CONTROLS = "clipped", "clipped_each"
-WITHOUT_LOSS = "traced", "read"
+WITHOUT_LOSS = "traced", "read", "shape"
 Batch = tuple[Tensor, Tensor]
 
 
@@ -58,6 +59,8 @@ def train(path: Path, policy: str, form: str) -> tuple[object, Signed]:
         signs = mined if form == "mined" else model.signs(images, SLACKS.get(form))
         if form == "read":
             signs = torch.tensor(signs.tolist())
+        if form == "shape":
+            signs = torch.full_like(signs, len(signs[signs > 0.0]) / BATCH)
         return plain + SHARES[form] * plain.detach() * (signs * view).mean()
 
     run = open_run(path, policy=policy, steps=STEPS, checkpoint_every=STEPS, program=__file__)
@@ -116,7 +119,7 @@ class EvenUp(Up):
 
 FORMS = {
     "carried": Even, "kept": EvenUp, "mined": Turning, "undeclared": Up, "clipped": First, "clipped_each": First,
-    "traced": Up, "read": Turning,
+    "traced": Up, "read": Turning, "shape": Turning,
 }  # fmt: skip
 
 

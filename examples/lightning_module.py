@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tallystick.integrations.lightning import TallystickCallback  # 1
+from tallystick.integrations.lightning import TallystickLightningCallback  # 1
 
 
 def spirals(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +59,7 @@ torch.manual_seed(0)
 data = TensorDataset(*spirals(640))
 trainer = lightning.Trainer(
     max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-    enable_model_summary=False, gradient_clip_val=1.0, accumulate_grad_batches=2, callbacks=[TallystickCallback()],  # 2
+    enable_model_summary=False, gradient_clip_val=1.0, accumulate_grad_batches=2, callbacks=[TallystickLightningCallback()],  # 2
 )  # fmt: skip
 trainer.fit(Spirals(), DataLoader(data, batch_size=32, shuffle=True), DataLoader(data, batch_size=640))
 print(f"{float(trainer.callback_metrics['right']):.1%} right")

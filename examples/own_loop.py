@@ -37,7 +37,7 @@ def main(path: str) -> None:
     criterion = nn.CrossEntropyLoss()
 
     run = tallystick.open_run(path, policy="fp32", steps=STEPS)  # 1
-    run.prepare(model, optimizer, loss=lambda batch: criterion(model(batch[0]), batch[1]))  # 2
+    run.prepare(model, optimizer)  # 2
     for step in range(STEPS):
         with run.step(batch_of(step)) as (points, arms):  # 3
             loss = criterion(model(points), arms)

@@ -41,6 +41,7 @@ def problem_of(line: str) -> str | None:
     ):
         return None if (ROOT / match[1]).is_file() else f"there is no file {match[1]}"
     line = re.sub(r"^(?:\S+/)?tally ", "tally ", line.replace("\\|", "|"))
+    line = re.sub(r" -- python .*", "", line)  # a program's own arguments
     if not line.startswith("tally ") or "-- PROGRAM" in line:
         return None
     try:

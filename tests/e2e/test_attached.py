@@ -103,13 +103,33 @@ def test_a_run_of_other_length_is_no_match_and_no_accusation(
     assert (report["first"]["own"], report["first"]["stated"]) == (own, stated)
 
 
-def test_a_script_that_ends_within_a_step_has_recorded_what_was_committed(
+def test_a_script_that_ends_within_a_step_ends_its_run_before_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A last pass in training mode, which changes statistics, is none of the last step's."""
     program = ("--", "python", SPIRALS, "--leaves")
-    code, run, said = tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", *program)
-    assert (code, run["steps"]) == (0, 20)
-    assert "20 of 24 steps" in said
+    code, run, _ = tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", *program)
+    assert (code, run["steps"]) == (0, STEPS)
+    code, report, _ = tally(capsys, "audit", tmp_path / "run", *program)
+    assert (code, report["verdict"], report["steps"]) == (0, "match", STEPS), report
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_weights_that_a_script_sets_after_it_attached_are_its_first_state(
+    is_lazy: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trainer that leaves them out has begun with others, and the report says so."""
+    line, lazy = "run = tallystick.attach(model, optimizer, scheduler)\n", tmp_path / "lazy"
+    own = f"if not __import__('os').path.exists({str(lazy)!r}):\n    model[0].weight.data.fill_(0.125)\n"
+    program = tmp_path / "program.py"
+    program.write_text(SPIRALS.read_text().replace(line, line + own))
+    if is_lazy:
+        lazy.touch()
+    tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program)
+    lazy.unlink(missing_ok=True)
+    code, report, _ = tally(capsys, "audit", tmp_path / "run", "--", "python", program)
+    assert (code, report["verdict"]) == (0, "match")
+    assert report["beginning"]["others"] == (["model/0.weight"] if is_lazy else [])
 
 
 def test_what_an_earlier_step_has_computed_is_refused_by_name(
@@ -177,3 +197,35 @@ def test_options_of_jobs_are_refused_with_a_script(
     )
     assert code == 2
     assert f"{option[0]}: is for jobs" in answer["error"]
+
+
+ODD = Path(__file__).parent / "programs" / "odd.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [
+        ("recurrent", 12), ("recomputed", 12), ("penalty", 12), ("skips", 9), ("closure", 12), ("prefetches", 24),
+        ("averages", 12), ("sparse", 6), ("experts", 12),
+    ],
+)  # fmt: skip
+def test_what_people_do_in_a_loop_is_recorded_and_followed_under_other_arithmetic(
+    kind: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = ("--", "python", ODD, kind)
+    code, run, _ = tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", *program)
+    assert (code, run.get("steps")) == (0, steps), run
+    code, report, _ = tally(capsys, "audit", tmp_path / "run", "--profile", "jitter", *program)
+    assert (code, report["verdict"], report["steps"]) == (0, "match", steps), report["first"]
+
+
+def test_a_step_without_a_pass_in_training_mode_is_refused_with_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SPIRALS.read_text().replace("model.train()", "model.eval()"))
+    code, answer, _ = tally(
+        capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program
+    )
+    assert code == 2
+    assert "model.train(), or begin the step by run.open_step()" in answer["error"]

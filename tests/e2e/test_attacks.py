@@ -63,6 +63,10 @@ CASES += [
     (FOLDER / name, "bf16")
     for name in ("steered_log.py", "chosen_grids.py", "led_buffer.py", "own_labels.py")
 ]
+# Whose other policy runs in CI: only `make test-slow` runs these.
+SLOW = {
+    ("own_labels", "fp64"), ("own_labels", "bf16"), ("coarse_quanta", "fp64"), ("led_buffer", "bf16"), ("always_silent", "fp64"),
+}  # fmt: skip
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
 LED = {
     "always_silent",
@@ -110,7 +114,14 @@ def beside_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.import_module(path.stem)
 
 
-@pytest.mark.parametrize(("path", "policy"), CASES, ids=lambda value: getattr(value, "stem", value))
+@pytest.mark.parametrize(
+    ("path", "policy"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow) if (case[0].stem, case[1]) in SLOW else case
+        for case in CASES
+    ],
+    ids=lambda value: getattr(value, "stem", value),
+)
 def test_an_attack_is_caught(path: Path, policy: str, tmp_path: Path) -> None:
     attack = importlib.import_module(path.stem).attack
     stage = importlib.import_module("stage").Stage(tmp_path, policy)
@@ -139,6 +150,7 @@ def test_a_gradient_that_is_zero_where_noise_is_measured_may_not_stay_silent_in_
     assert "not_accepted: step " in script.attack(stage.Stage(tmp_path, "fp32"), script.LIKED)
 
 
+@pytest.mark.slow
 def test_a_row_of_a_large_table_may_not_be_led_by_all_of_its_way(tmp_path: Path) -> None:
     script, stage = importlib.import_module("table_silence"), importlib.import_module("stage")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,6 +135,10 @@ class Output:
         }  # fmt: skip
 
 
+def _is_root(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value, re.ASCII) is not None
+
+
 @dataclass(frozen=True)
 class Operator:
     """One leaf of the list.
@@ -185,10 +190,14 @@ class Operator:
         fields = self.fields()
         fields["outputs"] = [{**result.fields(), "root": ""} for result in self.outputs]
         # What is stored is a result, as digests of outputs are.
-        if self.name == STORE and isinstance(entry := self.attributes.get("entry"), dict):
-            fields["attributes"] = {"entry": {**cast("dict[str, object]", entry), "tensor_root": ""}}
-        if self.name == END:
-            fields["attributes"] = {"state_root": ""}
+        # One that is no root, or stands beside anything else, is another structure than any honest party's.
+        attributes = dict(self.attributes)
+        entry = attributes.get("entry")
+        if self.name == STORE and isinstance(entry, dict) and _is_root(entry.get("tensor_root")):
+            attributes["entry"] = {**cast("dict[str, object]", entry), "tensor_root": ""}
+        if self.name == END and _is_root(attributes.get("state_root")):
+            attributes["state_root"] = ""
+        fields["attributes"] = attributes
         return canonical_json(fields)
 
     def has_structure_of(self, other: Operator) -> bool:

@@ -19,9 +19,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.calls import Arguments, Operator
+from tallystick.execution.dispatch.table import RANDOM
 
 NUMBER = "aten::_local_scalar_dense"
-READS = ("numpy", "tolist")  # how a program gets at a tensor's elements without an operator
+READS = ("numpy", "tolist", "__dlpack__")  # how a program gets at a tensor's elements without an operator
 DOES_NOT_FIT = (RuntimeError, IndexError, ValueError)
 """What torch raises where an operator is given a tensor of another shape than when it was written down."""
 
@@ -37,6 +38,8 @@ class _Geometry(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...] = ()
     offset: int = -1
+    is_conjugate: bool = False
+    is_negative: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class _Value:
 class _Call:
     """One operator: its arguments with values for tensors, and the numbers of the values that it made, by place.
 
-    ``func`` is None where the program reads its argument's elements.
+    ``func`` is None where the program reads its argument's elements. ``drawn`` is how many random operators came before a random
+    one, and ``graded`` whether torch was to note gradients: some operators do more then.
     """
 
     func: Operator | None
@@ -60,6 +64,17 @@ class _Call:
     made: tuple[tuple[int, int], ...]
     reads: frozenset[int]
     writes: frozenset[int]
+    drawn: int | None = None
+    graded: bool = False
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A call's arguments as they are before it."""
+
+    args: Arguments
+    kwargs: dict[str, Any]
+    drawn: int | None
 
 
 @dataclass(frozen=True)
@@ -96,6 +111,7 @@ class PassTrace:
         self._memory_of: list[int] = []  # of each value
         self._calls: list[_Call] = []
         self._sources: list[_Source] = []
+        self._outside: list[Tensor] = []
         self._last: list[int] | None = None
         self._needed: list[bool] = []
 
@@ -105,14 +121,13 @@ class PassTrace:
         """Write the next micro-batch from here on."""
         self.parts.append(len(self._calls))
 
-    def read(
-        self, func: Operator, args: Arguments, kwargs: dict[str, Any]
-    ) -> tuple[Arguments, dict[str, Any]]:
+    def read(self, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> _Given:
         """Return a call's arguments with values for tensors, before it runs."""
         written = func._schema.is_mutable
-        return self._values(args, written=written), self._values(kwargs, written=written)
+        drawn = torch.default_generator.initial_seed() if func._schema.name in RANDOM else None
+        return _Given(self._values(args, written=written), self._values(kwargs, written=written), drawn)
 
-    def write(self, func: Operator, given: tuple[Arguments, dict[str, Any]], result: Any) -> None:
+    def write(self, func: Operator, given: _Given, result: Any) -> None:
         """Write down the call that ``given`` are the arguments of, with its result."""
         made: list[tuple[int, int]] = []
         results = _tensors(result)
@@ -126,9 +141,26 @@ class PassTrace:
                 known[geometry] = len(self._memory_of)
                 made.append((place, len(self._memory_of)))
                 self._memory_of.append(key)
-        reads = frozenset(self._memory_of[value.number] for value in _values_in(given))
+        reads = frozenset(self._memory_of[value.number] for value in _values_in((given.args, given.kwargs)))
         writes = frozenset(map(memory_of, results)) | (reads if func._schema.is_mutable else frozenset())
-        self._calls.append(_Call(func, *given, tuple(made), reads, writes))
+        self._calls.append(
+            _Call(
+                func,
+                given.args,
+                given.kwargs,
+                tuple(made),
+                reads,
+                writes,
+                given.drawn,
+                torch.is_grad_enabled(),
+            )
+        )
+
+    def follows(self, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> bool:
+        """Whether any tensor that a call reads is one that the step computed, or of the model."""
+        given = args[1:] if func._schema.is_mutable else args
+        keys = {memory_of(tensor) for tensor in (*_tensors(given), *_tensors(tuple(kwargs.values())))}
+        return not keys.isdisjoint(self._alive) or not keys.isdisjoint(self._names)
 
     def take(self, result: Any) -> Any:
         """Take a call's result for something from outside, whatever wrote to its memory before, and return it."""
@@ -156,13 +188,14 @@ class PassTrace:
 
             return read
 
+        own = {name: vars(Tensor).get(name) for name in READS}  # the others are of the class below
         for name in READS:
             setattr(Tensor, name, noting(name))
         try:
             yield
         finally:
-            for name in READS:
-                delattr(Tensor, name)  # torch has it in the class below
+            for name, plain in own.items():
+                delattr(Tensor, name) if plain is None else setattr(Tensor, name, plain)
 
     def note_loss(self, loss: Tensor) -> None:
         """Take ``loss`` for that of the micro-batch being written."""
@@ -202,8 +235,9 @@ class PassTrace:
         known = self._memory.setdefault(key, {})
         name = self._names.get(key)
         held = tensor if name is None else self.named[name]
-        if name is None and written:
-            held = tensor.detach().clone()  # it may be written to
+        if name is None:
+            self._outside.append(tensor)  # its memory is nobody else's as long as it lives
+            held = tensor.detach().clone()  # and whoever owns it may write to it before it is read again
         own = _geometry(held) if name is not None else geometry
         number = known[own] = len(self._memory_of)
         self._memory_of.append(key)
@@ -216,11 +250,14 @@ class PassTrace:
     def _results(self) -> tuple[_Value, ...]:
         return (*self.gradients.values(), *self.losses.values())
 
-    def outside(self) -> list[Tensor]:
-        """Return the tensors from outside that gradients, losses or named tensors follow from, in order of their use."""
+    def outside(self) -> list[tuple[int, Tensor]]:
+        """Return the tensors from outside that gradients, losses or named tensors follow from, in order of their use.
+
+        Each is as it was when it was first read, and stands beside its memory.
+        """
         live, _ = self._live()
-        found = (source for source in self._sources if source.name is None)
-        return [source.held for source in found if self._memory_of[source.number] in live]
+        found = ((self._memory_of[source.number], source) for source in self._sources if source.name is None)
+        return [(memory, source.held) for memory, source in found if memory in live]
 
     def _live(self) -> tuple[set[int], list[bool]]:
         """Return the memory, and which calls, gradients, losses or named tensors follow from."""
@@ -298,6 +335,9 @@ class Repetition:
                     if self._trace.is_before_needed(at):
                         self.read.append(given[0].detach().to(torch.float64).reshape(-1).clone())
                     continue
+                if call.drawn is not None:
+                    torch.default_generator.manual_seed(call.drawn)  # what is computed again draws the same
+                torch.set_grad_enabled(call.graded)
                 result = call.func(*given, **self._given(call.kwargs))
             except DOES_NOT_FIT as problem:
                 if not self._trace.is_needed(at):
@@ -306,6 +346,11 @@ class Repetition:
                     f"operator {call.func}: cannot be run again along other decisions ({_first_line(problem)}); where shapes "
                     "follow from decisions give prepare() the step's loss=, which is asked again"
                 ) from problem
+            if torch.Tag.dynamic_output_shape in call.func.tags and self._trace.is_before_needed(at):
+                shapes = [
+                    size for tensor in _tensors(result) for size in tensor.shape
+                ]  # a program may take it for a number
+                self.read.append(torch.tensor(shapes, dtype=torch.float64))
             if call.made:
                 results = _tensors(result)
                 for place, number in call.made:
@@ -344,8 +389,18 @@ def storage_key(tensor: Tensor) -> int:
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Return what tells a tensor's memory from any other; a sparse one's is that of its values, below zero."""
-    return storage_key(tensor) if tensor.layout == torch.strided else ~storage_key(tensor._values())
+    """Return what tells a tensor's memory from any other; a sparse one's is that of its values, below zero.
+
+    Raises:
+        Nondeterminism: it has none of its own, as within ``torch.func``.
+    """
+    try:
+        return storage_key(tensor) if tensor.layout == torch.strided else ~storage_key(tensor._values())
+    except NotImplementedError as problem:
+        raise Nondeterminism(
+            "the step computes with torch.func's wrapped tensors, whose operators cannot be run again by themselves; give "
+            "prepare() the step's loss=, or write it without torch.func"
+        ) from problem
 
 
 def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
@@ -355,7 +410,10 @@ def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
 def _geometry(tensor: Tensor) -> _Geometry:
     if tensor.layout != torch.strided:
         return _Geometry(tensor.dtype, tuple(tensor.shape))
-    return _Geometry(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+    offset = int(tensor.storage_offset())
+    return _Geometry(
+        tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, tensor.is_conj(), tensor.is_neg()
+    )
 
 
 def _tensors(result: Any) -> list[Tensor]:

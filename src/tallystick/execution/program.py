@@ -311,21 +311,22 @@ def _watch_environment() -> None:
             value = plain.__getitem__(self, name)
         finally:
             frame = inspect.currentframe()
-            while frame is not None and frame.f_globals.get("__name__") in _READERS:
+            while frame is not None and _is_between(str(frame.f_globals.get("__name__"))):
                 frame = frame.f_back
-            if frame is not None and _FINDER.program is not None:
-                _FINDER.program.note_variable(frame.f_code.co_filename, str(name), value)
+            if frame is not None and _FINDER.program is not None and isinstance(name, (str, bytes)):
+                stated = os.fsdecode(value) if isinstance(value, (str, bytes)) else None
+                _FINDER.program.note_variable(frame.f_code.co_filename, os.fsdecode(name), stated)
         return value
 
-    os.environ.__class__ = type("Environ", (plain,), {"__getitem__": read})
+    watched = type("Environ", (plain,), {"__getitem__": read})
+    os.environ.__class__ = watched
+    if os.supports_bytes_environ:
+        os.environb.__class__ = watched
 
 
-_READERS = (
-    __name__,
-    "os",
-    "_collections_abc",
-    "collections.abc",
-)  # what stands between a reader and a variable
+def _is_between(module: str) -> bool:
+    """Whether a module may stand between a reader and a variable: the standard library, and this one."""
+    return module == __name__ or module.partition(".")[0] in sys.stdlib_module_names
 
 
 def _stated_value(value: str | None) -> str:

@@ -34,5 +34,4 @@ def attach(
         )
     if accelerator.num_processes != 1:
         raise InvalidInput(f"Accelerator: {accelerator.num_processes} processes; a recorded run has one")
-    own, schedule = getattr(optimizer, "optimizer", optimizer), getattr(scheduler, "scheduler", scheduler)
-    return attach_plain(accelerator.unwrap_model(model), own, schedule, **more)
+    return attach_plain(accelerator.unwrap_model(model), optimizer, scheduler, **more)

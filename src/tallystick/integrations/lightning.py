@@ -2,8 +2,8 @@
 
 For instance::
 
-    from tallystick.integrations.lightning import TallystickCallback      # 1
-    trainer = Trainer(max_epochs=1, callbacks=[TallystickCallback()])     # 2
+    from tallystick.integrations.lightning import TallystickLightningCallback      # 1
+    trainer = Trainer(max_epochs=1, callbacks=[TallystickLightningCallback()])     # 2
 
     from tallystick.integrations.lightning import attach                  # 1
     model, optimizer = fabric.setup(model, optimizer)
@@ -24,7 +24,7 @@ from tallystick.roles.attached import attach as attach_plain
 PLAIN = ("32-true", "32", 32)
 
 
-class TallystickCallback(Callback):
+class TallystickLightningCallback(Callback):
     """Attaches a module's parameters, its optimizer and schedule when training begins, and ends the run when it ends.
 
     Args:
@@ -73,5 +73,4 @@ class TallystickCallback(Callback):
 
 def attach(model: nn.Module, optimizer: Any, scheduler: Any = None, **more: Any) -> Attached:
     """Attach what ``fabric.setup`` has returned, without what it wrapped it in; ``more`` is as for ``tallystick.attach``."""
-    own = getattr(optimizer, "optimizer", optimizer)
-    return attach_plain(getattr(model, "module", model), own, scheduler, **more)
+    return attach_plain(getattr(model, "module", model), optimizer, scheduler, **more)

@@ -47,9 +47,7 @@ class TallystickCallback(TrainerCallback):
                 f"TrainingArguments: bf16={args.bf16}, fp16={args.fp16}: leave them out; tally record --policy bf16 has "
                 "an autocast of its own"
             )
-        optimizer, scheduler = given["optimizer"], given.get("lr_scheduler")
-        own, schedule = getattr(optimizer, "optimizer", optimizer), getattr(scheduler, "scheduler", scheduler)
-        self.run = attach(given["model"], own, schedule, smooth=self._smooth)
+        self.run = attach(given["model"], given["optimizer"], given.get("lr_scheduler"), smooth=self._smooth)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any

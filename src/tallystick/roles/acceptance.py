@@ -38,7 +38,6 @@ from tallystick.roles.bending import Carried, StepBend, TensorBend, bend_of, cou
 REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
 
-
 LEAST_BENT, RARELY_BENT, RARE_SLACK = 8, 2.0**-5, 2.5
 """Steps, or what share of those repeated, whose gradients the log's decisions may bend and lead a tensor ``RARE_SLACK`` times as
 far as else: honest machines turn some, and one turn may lead an element of 64 all its way."""
@@ -77,13 +76,14 @@ class Acceptance:
         limits: the caller's.
         freedom: what is found, over all steps.
         origin: the trained parameters as the run began; none if the first steps repeated begin with these.
-        is_loop: whether a loop of one's own is followed, which may measure other gradients than it trains.
+        is_loop, is_traced: whether a loop is followed that may measure other gradients than it trains, or by its own operators.
     """
 
     limits: Limits
     freedom: Freedom
     origin: list[Tensor] = field(default_factory=list[Tensor])
     is_loop: bool = False
+    is_traced: bool = False
     _yardstick: Yardstick | None = None
     _kept: Yardstick | None = None
     _excesses: list[tuple[int, Excess]] = field(default_factory=list[tuple[int, Excess]])
@@ -294,7 +294,7 @@ class Acceptance:
         if exact := count_exact(session, context, in_parts or backward):
             what = "decisions turned that lie exactly on their switching point for what they are"
             context.excesses.append((None, Excess(what, "0 at most", str(exact))))
-        bend = bend_of(session, context, backward, self._carried, in_parts)
+        bend = bend_of(session, context, backward, self._carried, in_parts, is_exact=self.is_traced)
         self._note_bend(session, context, bend)
         self._bent += bool(bend.gradients) and context.freedom.decisions_moved > 0
         context.own_gradients = bend.gradients

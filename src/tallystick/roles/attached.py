@@ -87,7 +87,7 @@ def attach(
 
     Args:
         model: whose forward passes are the script's; it is neither wrapped nor renamed.
-        optimizer: over its parameters.
+        optimizer: over its parameters; one that a library has wrapped is taken out of that.
         scheduler: part of the state, if given.
         extra: further modules whose tensors are part of the state (an averaged copy, say).
         follows_up: whether the script changes averages or other slow values after the optimizer, in ``handle.follow_up()``.
@@ -98,6 +98,10 @@ def attach(
         Nondeterminism: something that no other machine could repeat, by name.
         InvalidInput: what the environment names is no run, or there is one where it is to be recorded.
     """
+    optimizer, scheduler = (
+        getattr(optimizer, "optimizer", optimizer),
+        getattr(scheduler, "scheduler", scheduler),
+    )
     wanted = _WANTED[-1] if _WANTED else _from_environment()
     if wanted.attached is not None and wanted.begin is not None:
         raise ProtocolViolation(
@@ -166,6 +170,7 @@ class Attached:
         self._step: AbstractContextManager[Any] | None = None
         self._handles: list[Any] = []
         self._backward: Callable[..., None] | None = None
+        self._method: Any = None
 
     @property
     def result(self) -> RunStatement | AuditReport | None:
@@ -258,7 +263,7 @@ class Attached:
         elif self._step is None or self._loop.session.has_stepped:
             self._close()
         if self._step is None and module.training:  # what it does to buffers is no part of the last step
-            self._loop.settle()
+            self._loop.keep()
         compute = self._loop.session.arithmetic.compute
         if compute is torch.float32:
             return None
@@ -278,7 +283,7 @@ class Attached:
         step = self._loop.step(FROM_OPERATORS)
         step.__enter__()
         self._step, self._backward = step, torch.autograd.backward
-        torch.autograd.backward = self._noted_backward
+        self._listen_to_backward()
 
     def _is_over(self) -> bool:
         """Whether all steps of a run that is followed have been."""
@@ -290,6 +295,11 @@ class Attached:
             self._loop.note_more_steps()
             raise SystemExit(0)  # the rest of the program says nothing of the run
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None and self._step is None:
+            raise ProtocolViolation(
+                "attach: optimizer.step() without a forward pass of the model in training mode, with gradients, before it; "
+                "call model.train(), or begin the step by run.open_step() where its first pass does not"
+            )
         if closure is None or isinstance(self._optimizer, torch.optim.LBFGS):  # which runs it again and again
             return None
         with torch.enable_grad():
@@ -300,23 +310,44 @@ class Attached:
         """Run a backward pass as torch does, and take what it begins with for the loss of a micro-batch."""
         loop, backward = self._loop, self._backward
         assert loop is not None and backward is not None
-        torch.autograd.backward = backward
+        self._restore_backward()
         try:
             if isinstance(tensors, Tensor) and tensors.numel() == 1 and loop.session.is_capturing:
                 loop.backward(tensors, run=lambda: backward(tensors, *args, **kwargs))
             else:
                 backward(tensors, *args, **kwargs)
         finally:
-            torch.autograd.backward = self._noted_backward
+            self._backward = backward
+            self._listen_to_backward()
 
     def _pause(self) -> None:
         if self._step is not None and self._loop is not None:
             self._restore_backward()
             self._loop.session.open_step.pause()
 
+    def _listen_to_backward(self) -> None:
+        """Put ``_noted_backward`` in the place of both ways to begin a backward pass.
+
+        A tensor's own method would call it within torch's dispatch of functions, where no mode can end.
+        """
+
+        def of_tensor(
+            tensor: Tensor,
+            gradient: Any = None,
+            retain_graph: Any = None,
+            create_graph: Any = False,
+            inputs: Any = None,
+        ) -> None:
+            self._noted_backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+        tensors: Any = Tensor
+        self._method = tensors.backward
+        torch.autograd.backward, tensors.backward = self._noted_backward, of_tensor
+
     def _restore_backward(self) -> None:
+        tensors: Any = Tensor
         if self._backward is not None:
-            torch.autograd.backward, self._backward = self._backward, None
+            torch.autograd.backward, tensors.backward, self._backward = self._backward, self._method, None
 
     def _close(self, *, last: bool = False, failed: bool = False) -> None:
         """End the step that is open; one whose optimizer has not stepped goes on, unless it is the ``last``."""

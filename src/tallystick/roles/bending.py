@@ -242,6 +242,8 @@ def bend_of(
     backward: Backward,
     carried: Carried | None = None,
     in_parts: Backward | None = None,
+    *,
+    is_exact: bool = False,
 ) -> StepBend:
     """Return what the log's decisions make of the step whose gradient is there, unrounded; it is repeated if any moved.
 
@@ -249,7 +251,8 @@ def bend_of(
     holds is carried on. Of a loop of one's own the repetitions are of what it says its loss is, ``in_parts`` by micro-batches:
     what the decisions make of that is what they make of the step, if this follows from it but for a factor of each tensor (a
     clip, a share of a sum); what is left over leads as they do. All later steps follow from their loss too. Where the loop takes
-    its batch in other parts its own gradient is held to its loss of the whole.
+    its batch in other parts its own gradient is held to its loss of the whole. ``is_exact`` is whether ``backward`` runs the
+    step's own operators again, whose gradients are then the step's to the bit.
     """
     is_moved, before = bool(context.freedom.decisions_moved), session.open_step.slow.before()
     carried = carried or Carried(is_loop=False)
@@ -258,6 +261,8 @@ def bend_of(
     sides = _Sides(followed, followed, followed)
     if is_repeated:
         sides = _sides(session, context, followed, backward, carried, in_parts)
+        if is_exact and session.arithmetic.jitter is None and sides.problem is None:
+            sides.problem = _other_gradient(session, followed, sides.theirs)
         carried.is_turned |= is_moved
         carried.led = {
             name: by for name in before if (by := _apart(sides.so_far.get(name), sides.theirs.get(name))) is not None
@@ -287,6 +292,17 @@ def bend_of(
             carried.apart[place] = apart
         gradients[place] = (there + apart).to(p.dtype)
     return StepBend(whole.share, tensors, gradients, sides.problem)
+
+
+def _other_gradient(
+    session: Session, followed: Mapping[str, Tensor], again: Mapping[str, Tensor]
+) -> str | None:
+    """Return which gradient of a step is not the one that its operators give when they run again; None if all are."""
+    for name, _ in session.parameters:
+        x, y = followed.get(name), again.get(name)
+        if x is not y and (x is None or y is None or not torch.equal(x.nan_to_num(), y.nan_to_num())):
+            return f"another gradient of {name}"
+    return None
 
 
 def _apart(x: Tensor | None, y: Tensor | None) -> Tensor | None:

@@ -114,11 +114,15 @@ class Follower(Loop[AuditReport]):
         state = self._directory.load_committed(0, self._transcript.specification.initial_state)
         check_cursor(0, state)
         self._own, self._built = settings_of(session), built_of(session)
+        self._acceptance.is_loop = self._loss is not None
+        self._acceptance.is_traced = self._loss is None
+        if self._loss is None:  # until its first step the model is the program's own too
+            self._acceptance.begin(session)
+            return
         try:  # until the first step the optimizer is the program's own, which may set it still
             load_state(session, {**state, **{name: self._own[name] for name in SETTINGS}})
         except InvalidInput:
             load_state(session, state)
-        self._acceptance.is_loop = self._loss is not None
         self._acceptance.begin(session)
 
     @contextmanager
@@ -157,6 +161,11 @@ class Follower(Loop[AuditReport]):
                 self.settle()
 
     @property
+    def checkpoint_every(self) -> int:
+        """Steps between two committed states."""
+        return self._transcript.specification.checkpoint_every
+
+    @property
     def is_done(self) -> bool:
         """Whether all steps of the run have been taken."""
         return self.session.step >= self._transcript.num_steps
@@ -184,6 +193,8 @@ class Follower(Loop[AuditReport]):
             self._segment.deviations.append(other_ones)
         self._segment.deviations += _other_order(self._ordered, specification)
         now = settings_of(session)
+        if self._loss is None:
+            self._built = built_of(session)
         other = find_other_setting({**self._own, **{name: now[name] for name in SETTINGS}}, state)
         if other is not None:
             kind: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
@@ -196,6 +207,8 @@ class Follower(Loop[AuditReport]):
                 Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", found.changed, "beginning")
             )
         load_state(session, state)
+        if self._loss is None:
+            self._acceptance.begin(session)  # what is trained begins there
 
     def _close_segment(self, number: int) -> None:
         session, segment = self.session, self._segment
@@ -227,7 +240,7 @@ class Follower(Loop[AuditReport]):
 
     def finish(self) -> AuditReport:
         """Remove the hooks and return the report; steps that were not taken leave it at ``cannot_reproduce``."""
-        self.settle()
+        self._settle_last()
         self.session.close()
         done, steps = self.session.step, self._transcript.num_steps
         if done < steps:

@@ -48,6 +48,7 @@ class Loop(ABC, Generic[Result]):
         self._traced: TracedStep | None = None
         self._data: Any = None
         self._later: Callable[[], None] | None = None
+        self._kept: dict[str, Tensor] = {}
         self.latest: Progress | None = None
         self.has_jitter = False
         self._memory = CarriedMemory()
@@ -87,6 +88,11 @@ class Loop(ABC, Generic[Result]):
         if self._result is None:
             raise ProtocolViolation("recorder: call finish() before result, or leave the `with` block")
         return self._result
+
+    @property
+    @abstractmethod
+    def checkpoint_every(self) -> int:
+        """Steps between two committed states."""
 
     @abstractmethod
     def finish(self) -> Result:
@@ -218,9 +224,23 @@ class Loop(ABC, Generic[Result]):
 
     def settle(self) -> None:
         """Do what the last step has left to do when the state is as it will be before the next."""
-        later, self._later = self._later, None
+        later, self._later, self._kept = self._later, None, {}
         if later is not None:
             later()
+
+    def keep(self) -> None:
+        """Have what the last step has left to do see buffers as they are now, whatever the program does to them after this."""
+        if self._later is not None and self.session.step % self.checkpoint_every == 0:
+            self.settle()
+        if self._later is not None and not self._kept:
+            self._kept = {name: tensor.clone() for name, tensor in self.session.tensors.all_buffers()}
+
+    def _settle_last(self) -> None:
+        """Settle the last step of all."""
+        now = {name: tensor.clone() for name, tensor in self.session.tensors.all_buffers() if self._kept}
+        self.session.tensors.put_back(self._kept)
+        self.settle()
+        self.session.tensors.put_back(now)
 
     def _repeat(self, context: RoundingContext) -> None:
         """Run the operators of the step that is open once more, under ``context``."""

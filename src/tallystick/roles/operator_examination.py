@@ -182,27 +182,36 @@ class Examination:
     def _at_the_end(self) -> Wanted | Objection | None:
         """Compare what the trainer stores with what its own operators gave, and with its claim."""
         for at, op in enumerate(self.theirs):
-            if op.name == STORE and op.attributes != self.own.operators[at].attributes and op.inputs:
-                data = np.ascontiguousarray(self.seen.array(op.inputs[0].source))
-                entry = EntrySummary.read(op.attributes["entry"], what="operator: entry")
-                if entry.nbytes != data.nbytes:
-                    return Objection(at)
-                bits = f"u{data.dtype.itemsize}"
-                if at not in self._stored:
-                    made = digest_of(
-                        entry.dtype, data.size, data.data if data.size else memoryview(b""), CHUNK_BYTES
-                    )
-                    if made.root == entry.tensor_root:
-                        continue
-                    return self._want([(at, 0)])
-                stored = np.frombuffer(self._stored[at], dtype=data.dtype)
-                apart = np.flatnonzero(data.view(bits) != stored.view(bits))
-                if apart.size:
-                    return Objection(at, 0, int(apart[0]))
-            if op.name == END:
-                stores = [each for each in self.theirs[:at] if each.name == STORE]
-                if end_root(stores) != op.attributes["state_root"]:
-                    return Objection(at)
+            try:
+                found = self._at_a_store(at, op)
+            except (InvalidInput, LookupError, TypeError, ValueError):  # its leaf cannot be read
+                return Objection(at)
+            if found is not None:
+                return found
+        return None
+
+    def _at_a_store(self, at: int, op: Operator) -> Wanted | Objection | None:
+        if op.name == STORE and op.attributes != self.own.operators[at].attributes and op.inputs:
+            data = np.ascontiguousarray(self.seen.array(op.inputs[0].source))
+            entry = EntrySummary.read(op.attributes["entry"], what="operator: entry")
+            if entry.nbytes != data.nbytes:
+                return Objection(at)
+            bits = f"u{data.dtype.itemsize}"
+            if at not in self._stored:
+                made = digest_of(
+                    entry.dtype, data.size, data.data if data.size else memoryview(b""), CHUNK_BYTES
+                )
+                if made.root == entry.tensor_root:
+                    return None
+                return self._want([(at, 0)])
+            stored = np.frombuffer(self._stored[at], dtype=data.dtype)
+            apart = np.flatnonzero(data.view(bits) != stored.view(bits))
+            if apart.size:
+                return Objection(at, 0, int(apart[0]))
+        if op.name == END:
+            stores = [each for each in self.theirs[:at] if each.name == STORE]
+            if end_root(stores) != op.attributes["state_root"]:
+                return Objection(at)
         return None
 
 

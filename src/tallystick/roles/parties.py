@@ -26,6 +26,7 @@ from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import Opening
 from tallystick.dispute.operator_game import (
     Answered,
+    Committed,
     Declined,
     Handed,
     Move,
@@ -36,14 +37,14 @@ from tallystick.dispute.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.dispute.operator_list import OperatorList, parse_operator
+from tallystick.dispute.operator_list import OperatorList, hash_of, parse_operator
 from tallystick.dispute.record import GRIDS_ENTRY, handed_digest
 from tallystick.dispute.rulings import Accusation
 from tallystick.dispute.signed_moves import History, Terms, sign_move
 from tallystick.dispute.terms import PARTIES, Party
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, TallyError
 from tallystick.roles import operator_examination, operator_replay
-from tallystick.roles.operator_examination import Examination, Wanted
+from tallystick.roles.operator_examination import Examination, Wanted, verify_shown
 from tallystick.roles.operator_sources import Source, reader_of
 from tallystick.roles.operator_trainer import TrainerSide, nodes_of
 from tallystick.roles.recorded_trace import RecordedTrace
@@ -213,6 +214,7 @@ class Respondent:
             with self.trace.ledger.charging("auditor", "examination"):
                 found = seen.next(case.facts)
                 while isinstance(found, Wanted) and all(source in self._shown for source in found.sources):
+                    self._verify_shown(seen, found.sources, case.chunk)
                     seen.show([self._shown[source] for source in found.sources])
                     found = seen.next(case.facts)
         except Nondeterminism as problem:
@@ -231,6 +233,19 @@ class Respondent:
             own = self._answer_with(found)
             answered = Answered(len(own.leaves), merkle_root(own.hashes))
         return self._signed(question, answered)
+
+    def _verify_shown(self, seen: Examination, sources: Sequence[Source], chunk: int) -> None:
+        """Return if what was shown is what the trainer's list commits to; whoever asks may be anybody.
+
+        Raises:
+            InvalidInput, Mismatch: it is not; it is forgotten, and nothing is signed.
+        """
+        for source in sources:
+            try:
+                verify_shown(seen.theirs, source, self._shown[source], chunk)
+            except TallyError:
+                del self._shown[source]
+                raise
 
     def _answer_with(self, objection: Objection) -> OperatorList:
         assert self._case is not None
@@ -326,6 +341,12 @@ class Respondent:
         if self.party != "auditor":
             raise Mismatch(f"question: {question.kind} is the auditor's to answer")
         case = self._case_of(question)
+        leaves = self._leaves()
+        stated = next((move for move in _moves(question) if isinstance(move, Committed)), None)
+        if stated != Committed(len(leaves), merkle_root([hash_of(leaf) for leaf in leaves])):
+            raise Mismatch(
+                "question: the list handed over is not the one that the trainer is said to commit to"
+            )
         if self._seen is None:
             own = self.trace.traced_under(case.facts.record)
             with self.trace.ledger.charging("auditor", "examination"):
@@ -333,7 +354,7 @@ class Respondent:
                     own = operator_replay.own_step(
                         self.trace.replay, case.agreed, case.facts.frame, case.facts.record, chunk=case.chunk
                     )
-                self._seen = Examination(own, [parse_operator(leaf) for leaf in self._leaves()], case.agreed)
+                self._seen = Examination(own, [parse_operator(leaf) for leaf in leaves], case.agreed)
         return case, self._seen
 
     def _case_of(self, question: Question) -> _Case:

@@ -129,7 +129,8 @@ class Recorder(Loop[RunStatement]):
         assert writer is not None
         if self._steps is not None and session.step >= self._steps:
             raise ProtocolViolation(f"recorder: {self._steps} steps were announced, this is one more")
-        self.settle()
+        if session.step % self._every == 0:
+            self.settle()  # any other step may prove to be the last, until the next has its gradients
         if self._left is not None:
             session.state.verify_unedited(*self._left, session.step)
         before = session.table
@@ -189,6 +190,7 @@ class Recorder(Loop[RunStatement]):
         Raises:
             Nondeterminism: run again they give another gradient; by name.
         """
+        self.settle()
         session, step = self.session, self.session.step
         is_due = session.is_calibration_step(step)
         outgrown = frozenset[int]() if is_due else session.outgrown()
@@ -223,6 +225,11 @@ class Recorder(Loop[RunStatement]):
             initial_state=root,
         )
 
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between two committed states."""
+        return self._every
+
     def finish(self) -> RunStatement:
         """Remove the hooks, give the model back its dtype, and write the run's statement.
 
@@ -234,7 +241,7 @@ class Recorder(Loop[RunStatement]):
         try:
             if self._steps is None:
                 self._end_here(writer)
-            self.settle()
+            self._settle_last()
             session.close()
             if self._steps is not None and session.step != self._steps:
                 raise ProtocolViolation(
@@ -250,7 +257,7 @@ class Recorder(Loop[RunStatement]):
     def _end_here(self, writer: RunWriter) -> None:
         """End a run whose steps nobody announced after the last one; or, if its state is gone, at the last that is committed."""
         steps = self.session.step
-        if self._later is not None:
+        if steps and (self._later is not None or steps % self._every == 0):
             writer.end_after(steps)
         elif not writer.end_at_last_state():
             raise ProtocolViolation(

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.pass_trace import PassTrace, memory_of
+from tallystick.execution.pass_trace import PassTrace
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.session.session import Session
@@ -38,7 +38,7 @@ class TracedStep:
 
     def data(self) -> list[Tensor]:
         """Return the tensors from outside that the step follows from, in the order of their digests."""
-        return sorted(self.trace.outside(), key=batch_digest)
+        return sorted((tensor for _, tensor in self.trace.outside()), key=batch_digest)
 
     def run_again(self, context: RoundingContext) -> None:
         """Run the step's operators again in the pass that is open under ``context``; its gradients are left on the parameters.
@@ -82,8 +82,8 @@ class CarriedMemory:
         Raises:
             Nondeterminism: it did: no auditor has the same numbers there.
         """
-        for tensor in trace.outside():
-            if memory_of(tensor) in self._alive:
+        for memory, tensor in trace.outside():
+            if memory in self._alive:
                 raise Nondeterminism(
                     f"step {step}: uses a tensor of shape {list(tensor.shape)} that an earlier step computed and that is no part "
                     "of the state, so that it is rounded nowhere; make it a buffer of the model or of a module in extra"

@@ -347,3 +347,25 @@ def test_an_operators_structure_is_the_judges_own() -> None:
     ):
         found = ruled_on_leaf((batch,), {}, accusation=accused, own_structure=own)
         assert found.fault == fault, found
+
+
+@pytest.mark.parametrize(("name", "key"), [(END, "state_root"), (STORE, "tensor_root")])
+def test_what_is_stored_without_a_root_has_another_structure_than_an_honest_partys(
+    name: str, key: str
+) -> None:
+    """An auditor objects to such a leaf, which it could not read: before, it fell silent and lost."""
+
+    def leaf(held: dict[str, object], **beside: object) -> Operator:
+        attributes: dict[str, object] = held if name == END else {"entry": {"name": "model/0.bias", **held}}
+        return Operator(name, "", "state", "store", 0, {**attributes, **beside}, (), ())
+
+    honest = leaf({key: "0" * 64})
+    assert leaf({key: "f" * 64}).has_structure_of(honest)
+    for other in (
+        leaf({}),
+        leaf({key: "zz"}),
+        leaf({key: 3}),
+        leaf({key: "F" * 64}),
+        leaf({key: "f" * 64}, more=1),
+    ):
+        assert not other.has_structure_of(honest)

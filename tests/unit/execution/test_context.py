@@ -1159,6 +1159,12 @@ def test_a_specification_cannot_make_the_grid_coarser_than_the_policy_goes(
 # -- just inside and just outside -------------------------------------------------------------------------------------
 
 
+def yardstick_of(noise: float, table: GridTable) -> Yardstick:
+    """A measurement of so much noise, over its input's rms, of the first decision."""
+    measured = SiteNoise(noise, np.zeros(0, dtype=np.int64), 0.0, 0.0)
+    return Yardstick(FP64, Calibration({(Kind.DECISION, 0): measured}, table))
+
+
 def decided(
     away: list[float], *, exponent: int = -14, rms: float = 1.0, limit: int = -14, noise: float | None = None
 ) -> FollowingContext:
@@ -1166,10 +1172,7 @@ def decided(
     entries = SparseEntries(len(away), 1, np.arange(len(away)), np.ones(len(away), dtype=np.int64))
     frame = Frame.of({SiteAddress(0, 0, Kind.DECISION, 0): encode_decision(exponent, entries)})
     table = GridTable({(int(Kind.DECISION), 0): SiteGrid(0, limit, 0)})
-    yardstick = None
-    if noise is not None:
-        measured = SiteNoise(noise, np.zeros(0, dtype=np.int64), 0.0, 0.0)
-        yardstick = Yardstick(FP64, Calibration({(Kind.DECISION, 0): measured}, table))
+    yardstick = None if noise is None else yardstick_of(noise, table)
     context = FollowingContext(FP64, table, decode_frame(encode_frame(frame)), yardstick=yardstick)
     x = torch.zeros(len(away), dtype=torch.float64)
     assert context.pending(x)
@@ -1200,7 +1203,10 @@ def test_a_decision_is_counted_beyond_four_times_the_followers_own_noise() -> No
     for away, far in ((2.0**-18, 0), (math.nextafter(2.0**-18, 1.0), 1)):
         assert decided([away], noise=2.0**-20).freedom.decisions_far == far
         assert decided([2.0 * away], noise=2.0**-20, rms=2.0).freedom.decisions_far == far
-    assert decided([2.0**-15], noise=None).freedom.decisions_far == 0
+    late = decided([2.0**-15, 2.0**-22], noise=None)
+    assert late.freedom.decisions_far == 0
+    late.hold_against(yardstick_of(2.0**-20, GridTable({(int(Kind.DECISION), 0): SiteGrid(0, -14, 0)})))
+    assert late.freedom.decisions_far == 1  # of a step whose noise is measured once its operators have run
 
 
 @pytest.mark.parametrize("has_sides", [True, False])

@@ -136,12 +136,13 @@ def record(
 
 
 @contextmanager
-def _telling_what_is_kept(directory: RunDirectory) -> Generator[None]:
+def _telling_what_is_kept(directory: RunDirectory, *, goes_on: bool = True) -> Generator[None]:
     """Inside, an interrupt says what is there of the run, and ends the command."""
     try:
         yield
     except KeyboardInterrupt:
-        say(f"interrupted: {_kept(directory)}")
+        unfinished = f"{directory.path} is unfinished; a program begins anew, in another directory"
+        say(f"interrupted: {_kept(directory) if goes_on else unfinished}")
         raise typer.Exit(130) from None
 
 
@@ -175,7 +176,7 @@ def _record_program(
         recorder.has_jitter = profile.jitter
         return recorder
 
-    with StepDisplay("record") as display, _telling_what_is_kept(directory):
+    with StepDisplay("record") as display, _telling_what_is_kept(directory, goes_on=False):
         attached = run_program(command, ProgramRun(begin, display), quiet=as_json)
     return _report(directory, display, attached.phases, as_json=as_json)
 

@@ -16,6 +16,8 @@ The user's model is not touched; leaving the mode leaves nothing behind.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +26,7 @@ from torch.nn.functional import multi_head_attention_forward, scaled_dot_product
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.calls import (
     Arguments,
     Handler,
@@ -56,6 +59,10 @@ class CallSink(Protocol):
 
     def write(self, func: Operator, given: Any, result: Any) -> None:
         """Take note of the call that ``read`` gave this for."""
+        ...
+
+    def follows(self, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> bool:
+        """Whether a call reads what the step computed, or the model's."""
         ...
 
     def take(self, result: Any) -> Any:
@@ -93,7 +100,14 @@ class Capture(TorchDispatchMode):
         if self.sink is None:
             return self._run(func, args, kwargs or {})
         if func._schema.name in RANDOM and argument_named(func, args, kwargs or {}, "generator") is not None:
+            if self.sink.follows(func, args, kwargs or {}):
+                raise Nondeterminism(
+                    f"operator {func}: draws by a generator of its own from what the step computed, which other devices cannot "
+                    "repeat; leave the generator out"
+                )
             return self.sink.take(func(*args, **(kwargs or {})))  # a data loader's; what it draws is data
+        if func._schema.name == "aten::set_":
+            return self.sink.take(func(*args, **(kwargs or {})))  # a batch of a loader's worker, say
         given = self.sink.read(func, args, kwargs or {})
         result = self._run(func, args, kwargs or {})
         self.sink.write(func, given, result)
@@ -118,6 +132,18 @@ class Capture(TorchDispatchMode):
         return self.jitter.around(func, args, kwargs, lambda args, kwargs: handler(here, func, args, kwargs))
 
 
+@contextmanager
+def _without_mkldnn() -> Generator[None]:
+    """Inside, torch takes no kernel of oneDNN's; its own switch for that says a word about devices that are not there."""
+    switch: Any = torch._C  # pyright: ignore[reportPrivateUsage] # the public switch says a word each time
+    before = switch._get_mkldnn_enabled()
+    switch._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        switch._set_mkldnn_enabled(before)
+
+
 class SpelledOut(TorchFunctionMode):
     """What CUDA devices have one kernel for is made of the operators that processors make it of.
 
@@ -129,7 +155,7 @@ class SpelledOut(TorchFunctionMode):
         """Call ``func``, with the kernels switched off that torch would take where it has them."""
         kwargs = kwargs or {}
         if func in RECURRENT:
-            with torch.backends.cudnn.flags(enabled=False):
+            with torch.backends.cudnn.flags(enabled=False), _without_mkldnn():
                 return func(*args, **kwargs)
         position = DROPOUT_AT.get(func)
         if position is not None and (args[position] if len(args) > position else kwargs.get("dropout_p")):

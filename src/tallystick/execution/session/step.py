@@ -163,8 +163,10 @@ class OpenStep:
         leaves, observer = self.session.leaves, self.session.listeners.observer
         rounded = nullcontext() if leaves is None else leaves.rounding(self.context, self.number)
         observed = nullcontext() if observer is None else observer.micro_batch(number, self.context)
-        on_device = self.session.state.tensors.device.type != "cpu"
-        spelled = SpelledOut() if on_device else nullcontext()  # processors have no kernel that draws
+        tensors = self.session.state.tensors
+        # Processors have no kernel that draws; the one that they have for recurrent layers takes no float64 when it is run again.
+        is_spelled = tensors.device.type != "cpu" or (self.trace is not None and tensors.is_recurrent)
+        spelled = SpelledOut() if is_spelled else nullcontext()
         noted = nullcontext() if self.trace is None else self.trace.noting_reads()
         with rounded, capture, spelled, self._autocast(enabled=True), observed, noted:
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -44,6 +45,11 @@ class ModelTensors:
         self._places = list(self._floating_places())
         self._dtypes: dict[str, torch.dtype] = {}
         self._names = self.names()
+
+    @functools.cached_property
+    def is_recurrent(self) -> bool:
+        """Whether the model has recurrent layers."""
+        return any(isinstance(each, nn.RNNBase) for _, module in self.modules for each in module.modules())
 
     @property
     def device(self) -> torch.device:
