@@ -112,7 +112,7 @@ class _Repeated:
     gradients: dict[str, Tensor]
     buffers: dict[str, Tensor]
     widths: Mapping[tuple[int, int], int]
-    read: dict[str, Tensor]
+    read: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 def _repeat(

@@ -178,7 +178,7 @@ def test_a_trainer_chooses_so_often_at_most_when_to_measure(
     monkeypatch: pytest.MonkeyPatch, policy: str, asks: bool, calibrated: bool, scheduled: bool, steps: int
 ) -> None:
     """Who measures when it suits chooses which of a gradient's batches is asked whether it is noise."""
-    monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
+    monkeypatch.setattr(acceptance, "bend_of", lambda *given, **more: StepBend(0.0, {}))
     monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
     own = Yardstick(POLICIES[policy], Calibration())
     auditor, now = Acceptance(Limits(), Freedom()), session(step=4)
@@ -302,7 +302,7 @@ def bent_step(followed: list[float], own: list[float], moved: int = 1) -> Any:
     made.optimizer = SimpleNamespace(param_groups=[])
     made.tensors = SimpleNamespace(all_buffers=list)
     made.policy = POLICIES["bf16"]
-    made.following_context = lambda frame, form: SimpleNamespace(widths={(0, 0): 4})
+    made.following_context = lambda frame, form: SimpleNamespace(widths={(0, 0): 4}, read=[])
     frame = Frame.of({SiteAddress(0, 0, Kind.DECISION, 0): b"0"})
     context: Any = SimpleNamespace(frame=frame, excesses=[], table=GridTable(), widths={(0, 0): 4})
     context.freedom = StepFreedom(decisions_moved=moved)
@@ -363,7 +363,7 @@ def test_what_decisions_make_of_a_gradient_is_where_the_auditors_own_would_have_
         assert auditor._bent == bent * len(given)
     context.freedom.decisions_moved = 0  # what a loop carries, or leaves over, turns nothing
     monkeypatch.setattr(
-        acceptance, "bend_of", lambda *rest: StepBend(0.0, {}, {(int(Kind.GRADIENT), 0): own})
+        acceptance, "bend_of", lambda *rest, **more: StepBend(0.0, {}, {(int(Kind.GRADIENT), 0): own})
     )
     with auditor.watching(made, context, lambda context: None):
         made.listeners.gradients()
@@ -607,7 +607,7 @@ def test_a_buffer_of_any_dtype_is_led_by_a_difference_that_gives_it_again(
         put = dict[str, Tensor]()
         made: Any = SimpleNamespace(
             tensors=SimpleNamespace(all_buffers=lambda: [("b", logs)], put_back=put.update),
-            following_context=lambda frame, form: SimpleNamespace(widths={}), arithmetic=SimpleNamespace(jitter=None),
+            following_context=lambda frame, form: SimpleNamespace(widths={}, read=[]), arithmetic=SimpleNamespace(jitter=None),
             interlude=nullcontext, parameters=[], seed=1, step=2, computing=lambda arithmetic: nullcontext(),
         )  # fmt: skip
         with pytest.MonkeyPatch.context() as patched:
@@ -625,7 +625,7 @@ def test_a_later_step_that_its_loss_cannot_repeat_is_a_problem(
     """By its micro-batches, by the whole batch where these are others, or not at all."""
     made, context, _ = bent_step([2.0, 0.0, 0.0, 0.0], [0.0] * 4, moved=0)
     made.policy, widths = FP32, {(0, 0): 4 if met else 5}
-    made.following_context = lambda frame, form: SimpleNamespace(widths=widths)
+    made.following_context = lambda frame, form: SimpleNamespace(widths=widths, read=[])
     repeating(monkeypatch, torch.tensor([4.0, 0.0, 0.0, 0.0]))
     found = bending.bend_of(made, context, cast("Any", "whole"), Carried(is_turned=True), in_parts)
     assert (found.problem, found.gradients) == (None, {})
@@ -665,7 +665,7 @@ def test_decisions_of_a_loop_are_judged_where_its_loss_comes_to_them(
     made.following_context = lambda frame, form: (asked.append(form), SimpleNamespace())[1]
 
     def repeat(session: Any, backward: Any, again: Any, started: Any) -> Any:
-        again.widths = met if backward == "in parts" else by_whole
+        again.widths, again.read = met if backward == "in parts" else by_whole, []
         if again.widths is None:
             raise InvalidInput("decision: needs 5 more bytes, 4 left")
         return [repeated], {}, 0.0
@@ -711,7 +711,7 @@ def test_a_step_whose_log_cannot_be_followed_again_is_judged_for_no_job(
 ) -> None:
     """A loop under ``bf16`` may take unequal parts, which its loss of the whole is then held against."""
     made, context, (own, _) = bent_step([3.0, 0.0, 0.0, 4.0], [1.5, 0.0, 0.0, 2.0])
-    made.following_context = lambda frame, form: SimpleNamespace(form=form, widths={(0, 0): 4})
+    made.following_context = lambda frame, form: SimpleNamespace(form=form, widths={(0, 0): 4}, read=[])
 
     def repeat(session: Any, backward: Any, again: Any, started: Any) -> Any:
         if backward == "in parts" or again.form is FollowingContext:
@@ -749,7 +749,7 @@ def test_decisions_that_nobody_can_judge_are_not_accepted(
 ) -> None:
     """Also in a step that the optimizer does not take."""
     made, context, _ = bent_step([0.0] * 4, [0.0] * 4)
-    monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}, problem=problem))
+    monkeypatch.setattr(acceptance, "bend_of", lambda *given, **more: StepBend(0.0, {}, problem=problem))
     monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
     for listener in ("carried", "gradients"):
         auditor = Acceptance(Limits(), Freedom(), _yardstick=Yardstick(POLICIES["bf16"], Calibration()))
@@ -770,7 +770,7 @@ def test_a_job_whose_step_changes_its_own_rate_takes_no_decision_from_the_log(
 ) -> None:
     """Gradients say nothing of decisions that choose a rate; a scheduler changes it between two steps."""
     made, context, _ = bent_step([0.0] * 4, [0.0] * 4, moved)
-    monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
+    monkeypatch.setattr(acceptance, "bend_of", lambda *given, **more: StepBend(0.0, {}))
     monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
     auditor = Acceptance(
         Limits(), Freedom(), is_loop=is_loop, _yardstick=Yardstick(POLICIES["bf16"], Calibration())
@@ -936,7 +936,7 @@ def test_what_a_log_calls_more_than_noise_or_has_outgrown_it_between_two_measure
         return Calibration({place: noise}, GridTable({place: loud if next(heard) else silent}))
 
     monkeypatch.setattr(acceptance, "calibrate", calibrate)
-    monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
+    monkeypatch.setattr(acceptance, "bend_of", lambda *given, **more: StepBend(0.0, {}))
     monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
     now, auditor = session(step=1), Acceptance(Limits(), Freedom())
     now.listeners, now.interlude = SimpleNamespace(gradients=None), nullcontext
@@ -983,7 +983,7 @@ def test_a_gradient_that_was_exactly_zero_is_measured_when_it_has_outgrown_the_n
         return Calibration({place: seen}, GridTable({place: grid}))
 
     monkeypatch.setattr(acceptance, "calibrate", calibrate)
-    monkeypatch.setattr(acceptance, "bend_of", lambda *given: StepBend(0.0, {}))
+    monkeypatch.setattr(acceptance, "bend_of", lambda *given, **more: StepBend(0.0, {}))
     monkeypatch.setattr(acceptance, "count_exact", lambda *given: 0)
     now, auditor = session(step=0), Acceptance(Limits(), Freedom())
     now.listeners, now.interlude, now.is_calibrated = (
