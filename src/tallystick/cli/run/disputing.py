@@ -31,7 +31,15 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, TallyError
 from tallystick.reports.dispute import Passed, awaiting_page, dispute_page
 from tallystick.signing.dsse import parse_envelope
 from tallystick.signing.keys import PublicKey, SigningKey
-from tallystick.store.docket import POLL_SECONDS, AwaitingError, Docket, Mailbox, answer_name, exchange_of
+from tallystick.store.docket import (
+    POLL_SECONDS,
+    AwaitingError,
+    Docket,
+    Mailbox,
+    answer_name,
+    exchange_of,
+    question_name,
+)
 from tallystick.store.files import RunDirectory, write_pieces
 from tallystick.store.keys import load_key, load_public_key
 
@@ -203,6 +211,15 @@ def answer(
     return 1 if hand.refused else 0
 
 
+def _mark(path: Path) -> tuple[int, ...]:
+    """Return by what shows that a file is replaced by another; nothing if there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 class _Hand:
     """A party at its mailbox."""
 
@@ -212,7 +229,7 @@ class _Hand:
         self.box, self.signer, self.open_party = box, signer, open_party
         self.party: Respondent | None = None
         self.dispute: bytes | None = None
-        self.learnt: set[int] = set()
+        self.learnt: dict[int, tuple[int, ...]] = {}
         self.refused: dict[str, str] = {}
         self.answered, self.sent, self.seconds, self.cpu_seconds = 0, 0, 0.0, 0.0
 
@@ -220,7 +237,8 @@ class _Hand:
         """Answer what is there; whether anything was."""
         any_new = False
         for number in self.box.numbers():
-            if number in self.learnt:
+            mark = _mark(self.box.path / question_name(number))
+            if self.learnt.get(number) == mark:  # what stands in its place now may be another question
                 continue
             began, worked = time.perf_counter(), time.process_time()
             try:
@@ -243,7 +261,7 @@ class _Hand:
             self.seconds += time.perf_counter() - began
             self.cpu_seconds += time.process_time() - worked
             self.refused.pop(f"{number}", None)
-            self.learnt.add(number)
+            self.learnt[number] = mark
         return any_new
 
     def _answer(self, party: Respondent, posting: Posting) -> int:
