@@ -38,7 +38,12 @@ def loop(run: Path, policy: str, parts: int, under: Profile, *, follow: bool = F
 
 @pytest.mark.parametrize(
     ("policy", "parts", "own"),
-    [("fp32", 1, "native"), ("fp32", 1, "native,threads=1"), ("fp32", 2, "native"), ("fp64", 1, "native")],
+    [
+        ("fp32", 1, "native"),
+        pytest.param("fp32", 1, "native,threads=1", marks=pytest.mark.slow),
+        ("fp32", 2, "native"),
+        pytest.param("fp64", 1, "native", marks=pytest.mark.slow),
+    ],
 )
 def test_noise_that_reaches_its_floor_in_a_loop_accuses_nobody(
     policy: str, parts: int, own: str, tmp_path: Path

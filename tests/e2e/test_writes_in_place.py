@@ -102,7 +102,7 @@ def train(kind: str, loop: Any) -> Any:
     return loop.finish()
 
 
-@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+@pytest.mark.parametrize("policy", ["fp32", pytest.param("fp64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_that_writes_in_place_is_followed_by_other_arithmetic_to_the_bit(
     kind: str, policy: str, tmp_path: Path
