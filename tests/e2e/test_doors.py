@@ -1,4 +1,7 @@
-"""People's own training loops, with two lines more each: recorded by tally, and followed to the same bytes."""
+"""People's own training loops, with two lines more each: recorded by tally, and followed to the same bytes.
+
+That last bits make other weights of such a script where no log is followed, `test_attached.py` shows.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tallystick.cli.main import main
-from tallystick.store.files import RunDirectory
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DOORS = {"script": 20, "hf_trainer": 20, "accelerate_loop": 20, "lightning_module": 20, "fabric_loop": 20}
@@ -28,27 +30,6 @@ def test_a_loop_with_two_lines_more_is_recorded_and_followed(
         code = main(["audit", str(tmp_path / "run"), "--profile", profile, "--json", *program])
         report = json.loads(capsys.readouterr().out)
         assert (code, report["verdict"], report["steps"]) == (0, "match", DOORS[door]), report["first"]
-
-    # The control: the same program without the log ends in another state.
-    main(
-        [
-            "record",
-            "--policy",
-            "fp32",
-            "--run",
-            str(tmp_path / "own"),
-            "--profile",
-            "jitter",
-            "--json",
-            *program,
-        ]
-    )
-    capsys.readouterr()
-    ends = {
-        RunDirectory(tmp_path / name).load_transcript().record(DOORS[door] - 1).state_root
-        for name in ("run", "own")
-    }
-    assert len(ends) == 2
 
 
 @pytest.mark.parametrize("door", sorted(DOORS))

@@ -114,6 +114,7 @@ class PassTrace:
         self._outside: list[Tensor] = []
         self._last: list[int] | None = None
         self._needed: list[bool] = []
+        self._end = -1  # the last call that is needed
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -123,9 +124,8 @@ class PassTrace:
 
     def read(self, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> _Given:
         """Return a call's arguments with values for tensors, before it runs."""
-        written = func._schema.is_mutable
         drawn = torch.default_generator.initial_seed() if func._schema.name in RANDOM else None
-        return _Given(self._values(args, written=written), self._values(kwargs, written=written), drawn)
+        return _Given(self._values(args), self._values(kwargs), drawn)
 
     def write(self, func: Operator, given: _Given, result: Any) -> None:
         """Write down the call that ``given`` are the arguments of, with its result."""
@@ -157,9 +157,13 @@ class PassTrace:
         )
 
     def follows(self, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> bool:
-        """Whether any tensor that a call reads is one that the step computed, or of the model."""
-        given = args[1:] if func._schema.is_mutable else args
-        keys = {memory_of(tensor) for tensor in (*_tensors(given), *_tensors(tuple(kwargs.values())))}
+        """Whether any tensor that a call reads, or leaves in part as it was, is one that the step computed, or of the model."""
+        is_all = func._schema.is_mutable and args[0].nbytes == args[0].untyped_storage().nbytes()
+        return self.has_made(args[1:] if is_all else args, tuple(kwargs.values()))
+
+    def has_made(self, *given: Any) -> bool:
+        """Whether any tensor among these is one that the step computed, or of the model."""
+        keys = set(map(memory_of, _tensors(given)))
         return not keys.isdisjoint(self._alive) or not keys.isdisjoint(self._names)
 
     def take(self, result: Any) -> Any:
@@ -171,8 +175,8 @@ class PassTrace:
 
     def note_read(self, tensor: Tensor) -> None:
         """Take note that the program reads the elements of a tensor, unless that is from outside."""
-        if memory_of(tensor) in self._alive or memory_of(tensor) in self._names:
-            value = self._value(tensor, written=False)
+        if self.has_made(tensor):
+            value = self._value(tensor)
             self._calls.append(_Call(None, (value,), {}, (), frozenset({memory_of(tensor)}), frozenset()))
 
     @contextmanager
@@ -199,7 +203,7 @@ class PassTrace:
 
     def note_loss(self, loss: Tensor) -> None:
         """Take ``loss`` for that of the micro-batch being written."""
-        self.losses[len(self.parts) - 1] = self._value(loss, written=False)
+        self.losses[len(self.parts) - 1] = self._value(loss)
 
     def end(self, gradients: Mapping[str, Tensor]) -> None:
         """Take ``gradients``, by parameter, for what the step has come to.
@@ -208,24 +212,23 @@ class PassTrace:
             Nondeterminism: no operator of the step made one; by name.
         """
         for name, gradient in gradients.items():
-            key = memory_of(gradient)
-            if key not in self._alive and key not in self._names:
+            if not self.has_made(gradient):
                 raise Nondeterminism(
                     f"gradient of {name}: no operator of this step made it, so that nobody can tell its noise; compute it by "
                     "torch's operators, by backward()"
                 )
-            self.gradients[name] = self._value(gradient, written=False)
+            self.gradients[name] = self._value(gradient)
 
-    def _values(self, given: Any, *, written: bool) -> Any:
+    def _values(self, given: Any) -> Any:
         if isinstance(given, Tensor):
-            return self._value(given, written=written)
+            return self._value(given)
         if isinstance(given, (tuple, list)):
-            return type(given)(self._values(item, written=written) for item in given)
+            return type(given)(self._values(item) for item in given)
         if isinstance(given, dict):
-            return {name: self._values(item, written=written) for name, item in given.items()}
+            return {name: self._values(item) for name, item in given.items()}
         return given
 
-    def _value(self, tensor: Tensor, *, written: bool) -> _Value:
+    def _value(self, tensor: Tensor) -> _Value:
         key, geometry = memory_of(tensor), _geometry(tensor)
         known = self._memory.get(key)
         if known is not None and geometry in known:
@@ -284,6 +287,7 @@ class PassTrace:
         """Return a new run of the operators, over the tensors ``named``."""
         if self._last is None:
             self._last, self._needed = [-1] * len(self._memory_of), self._live()[1]
+            self._end = max((at for at, needed in enumerate(self._needed) if needed), default=-1)
             for at, call in enumerate(self._calls):
                 for value in _values_in((call.args, call.kwargs)):
                     self._last[value.number] = at
@@ -299,7 +303,7 @@ class PassTrace:
 
     def is_before_needed(self, at: int) -> bool:
         """Whether anything that is asked for follows from a call after this one."""
-        return any(self._needed[at + 1 :])
+        return at < self._end
 
     def is_needed(self, at: int) -> bool:
         """Whether anything that is asked for follows from this call."""
@@ -329,10 +333,12 @@ class Repetition:
             OtherShapes: an operator does not fit what another decision made of the shapes.
         """
         for at, call in self._trace.calls_of(part):
+            may_steer = self._trace.is_before_needed(at)
+            is_read = call.func is None or call.func._schema.name == NUMBER
             try:
                 given = self._given(call.args)
-                if call.func is None or call.func._schema.name == NUMBER:
-                    if self._trace.is_before_needed(at):
+                if call.func is None or is_read:
+                    if may_steer:
                         self.read.append(given[0].detach().to(torch.float64).reshape(-1).clone())
                     continue
                 if call.drawn is not None:
@@ -340,16 +346,16 @@ class Repetition:
                 torch.set_grad_enabled(call.graded)
                 result = call.func(*given, **self._given(call.kwargs))
             except DOES_NOT_FIT as problem:
-                if not self._trace.is_needed(at):
+                if not self._trace.is_needed(at) and not (is_read and may_steer):
                     continue  # a statistic of the program's own, say
                 raise OtherShapes(
                     f"operator {call.func}: cannot be run again along other decisions ({_first_line(problem)}); where shapes "
                     "follow from decisions give prepare() the step's loss=, which is asked again"
                 ) from problem
-            if torch.Tag.dynamic_output_shape in call.func.tags and self._trace.is_before_needed(at):
-                shapes = [
-                    size for tensor in _tensors(result) for size in tensor.shape
-                ]  # a program may take it for a number
+            if (
+                torch.Tag.dynamic_output_shape in call.func.tags and may_steer
+            ):  # a program may take it for a number
+                shapes = [size for tensor in _tensors(result) for size in tensor.shape]
                 self.read.append(torch.tensor(shapes, dtype=torch.float64))
             if call.made:
                 results = _tensors(result)

@@ -117,7 +117,6 @@ class Follower(Loop[AuditReport]):
         self._acceptance.is_loop = self._loss is not None
         self._acceptance.is_traced = self._loss is None
         if self._loss is None:  # until its first step the model is the program's own too
-            self._acceptance.begin(session)
             return
         try:  # until the first step the optimizer is the program's own, which may set it still
             load_state(session, {**state, **{name: self._own[name] for name in SETTINGS}})

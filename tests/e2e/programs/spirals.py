@@ -14,7 +14,6 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=1e-2)
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--parts", type=int, default=1)
-parser.add_argument("--noise", type=float, default=0.0)
 parser.add_argument("--keeps", action="store_true", help="use what an earlier step has computed")
 parser.add_argument("--leaves", action="store_true", help="end within a step")
 given = parser.parse_args()
@@ -52,7 +51,3 @@ for _ in range(given.epochs):
 if given.leaves:
     model.train()
     model(inputs)
-if given.noise:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(given.noise)

@@ -35,7 +35,7 @@ def test_a_question_put_in_the_next_rounds_place_silences_nobody(is_early: bool,
     exchange = Exchange(b"\1" * 32, b"\2" * 32, "steps", {name: key.public_key for name, key in KEYS.items()})
     Docket.open(place, exchange, {name: {} for name in KEYS}, timeout_s=60, now=1000)
     docket = Docket(place, clock=lambda: now[0])
-    hand = _Hand(Mailbox(place / "auditor"), KEYS["auditor"], lambda party, root: Party())  # type: ignore[arg-type]
+    hand = _Hand(Mailbox(place / "auditor"), KEYS["auditor"], lambda party, root: Party())
 
     def ask(index: int) -> Any:
         docket._next = index

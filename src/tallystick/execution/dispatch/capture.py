@@ -62,7 +62,11 @@ class CallSink(Protocol):
         ...
 
     def follows(self, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> bool:
-        """Whether a call reads what the step computed, or the model's."""
+        """Whether a call reads what the step computed, or the model's, or leaves a part of it."""
+        ...
+
+    def has_made(self, *given: Any) -> bool:
+        """Whether any tensor among these is one that the step computed, or the model's."""
         ...
 
     def take(self, result: Any) -> Any:
@@ -107,7 +111,12 @@ class Capture(TorchDispatchMode):
                 )
             return self.sink.take(func(*args, **(kwargs or {})))  # a data loader's; what it draws is data
         if func._schema.name == "aten::set_":
-            return self.sink.take(func(*args, **(kwargs or {})))  # a batch of a loader's worker, say
+            result = func(*args, **(kwargs or {}))
+            if self.sink.has_made(result):
+                raise Nondeterminism(
+                    f"operator {func}: takes memory that the step computed; make a view of it"
+                )
+            return self.sink.take(result)  # a batch of a loader's worker, say
         given = self.sink.read(func, args, kwargs or {})
         result = self._run(func, args, kwargs or {})
         self.sink.write(func, given, result)
