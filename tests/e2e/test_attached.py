@@ -149,6 +149,45 @@ def test_weights_that_a_script_sets_after_it_attached_are_its_first_state(
     assert report["beginning"]["others"] == (["model/0.weight"] if is_lazy else [])
 
 
+def test_data_are_committed_as_a_step_first_reads_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loader that uses one buffer for all of its batches, and clears it within the step, commits to no other data."""
+    batches = list[list[str]]()
+    for name, changes in {
+        "own": {},
+        "reused": {
+            "for x, y in loader:\n": "for fresh, y in loader:\n        x = buffer.copy_(fresh)\n",
+            "        optimizer.step()\n": "        buffer.zero_()\n        optimizer.step()\n",
+            "total, before =": "buffer = torch.zeros(16, 10)\ntotal, before =",
+        },
+    }.items():
+        text = SPIRALS.read_text()
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        program = tmp_path / f"{name}.py"
+        program.write_text(text)
+        tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / name, "--", "python", program)
+        transcript = RunDirectory(tmp_path / name).load_transcript()
+        batches.append([transcript.record(step).batch for step in range(STEPS)])
+    assert batches[0] == batches[1]
+
+
+def test_what_a_step_computed_is_no_data_by_way_of_a_generator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program.py"
+    drawn = "torch.bernoulli(model(part).softmax(1)[:, 0].detach(), generator=draw).mean()"
+    text = SPIRALS.read_text().replace("loss.backward()", f"(loss * (1.0 + {drawn})).backward()")
+    program.write_text(text)
+    code, answer, _ = tally(
+        capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program
+    )
+    assert code == 3
+    assert "draws by a generator of its own from what the step computed" in answer["error"]
+
+
 def test_what_an_earlier_step_has_computed_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

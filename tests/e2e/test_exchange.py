@@ -26,7 +26,7 @@ from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.job import find_source
 from tallystick.numerics.policy import find_policy
-from tallystick.roles import signed_before
+from tallystick.roles import operator_dispute, parties, signed_before
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.seats import Seat
@@ -318,6 +318,42 @@ def test_answers_that_break_the_rules_of_the_game_are_refused_and_the_game_goes_
 
     assert seen >= {"summary", "entries", "claim", "frame", "list", "look", "show", "move"}
     assert (code, said["loser"], said["step"]) == (1, "trainer", AT)
+
+
+@pytest.mark.parametrize("kind", ["shown", "list"])
+def test_an_auditor_signs_nothing_about_what_the_trainer_has_not_committed_to(
+    kind: str, court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks: a trainer who played referee showed it other results than its list's, and it signed that they are false."""
+    plain, learn = parties.Respondent._show, parties.Respondent.learn
+    monkeypatch.setattr(operator_dispute, "verify_shown", lambda *given: None)
+
+    def show(party: Any, question: Question) -> Answer:
+        first, *rest = plain(party, question).parts
+        return Answer({}, (bytes([bytes(first)[0] ^ 1]) + bytes(first)[1:], *rest))
+
+    def hand_over(party: Any, question: Question) -> None:
+        learn(party, question)
+        if question.kind == "look" and party._given is not None and not question.body["sources"]:
+            party._given = party._given[0], b"\n".join(party._given[1].split(b"\n")[:-1])
+
+    if kind == "shown":
+        monkeypatch.setattr(parties.Respondent, "_show", show)
+    else:
+        monkeypatch.setattr(parties.Respondent, "learn", hand_over)
+    court.open()
+    code, said = court.rule()
+    refused: dict[str, str] = {}
+    while code == 5 and not refused:
+        for party in said["awaited"]:
+            refused = refused or court.answer(party)[1]["refused"]
+        code, said = court.rule()
+    words = (
+        "not what the list commits to"
+        if kind == "shown"
+        else "not the one that the trainer is said to commit to"
+    )
+    assert [words in text for text in refused.values()] == [True]
 
 
 def test_a_state_larger_than_the_job_could_have_is_one_that_its_party_cannot_open(runs: Path) -> None:

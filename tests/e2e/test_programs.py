@@ -489,6 +489,23 @@ def test_variables_that_a_job_reads_are_committed_without_their_values(reading: 
     assert report.verdict == "match" and not report.environment
 
 
+@pytest.mark.parametrize(
+    "how",
+    ["os.path.expandvars('$RATE')", "os.fsdecode(os.getenvb(b'RATE'))", "dict(os.environ.items())['RATE']"],
+)
+def test_a_variable_is_committed_however_the_standard_library_reads_it(
+    how: str, reading: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, another party's value was a mismatch that convicted the trainer."""
+    reading.write_text(READING.replace('os.environ.get("RATE", "0.125")', how))
+    monkeypatch.setenv("RATE", "0.25")
+    run = recorded(reading, tmp_path / "run")
+    monkeypatch.setenv("RATE", "0.125")
+    report = audit(run, find_source(str(reading)))
+    assert report.verdict == "cannot_reproduce"
+    assert firsts(report)[0][0] == "environment variable RATE"
+
+
 def test_a_job_whose_files_read_no_variable_commits_to_none(run: RunDirectory) -> None:
     assert b'"environment"' not in (run.path / "specification.json").read_bytes()
 

@@ -292,8 +292,13 @@ class PassTrace:
                 for value in _values_in((call.args, call.kwargs)):
                     self._last[value.number] = at
         values: list[Tensor | None] = [None] * len(self._memory_of)
+        written = {memory for call in self._calls for memory in call.writes}
         for source in self._sources:
-            values[source.number] = source.held if source.name is None else named[source.name].detach()
+            if source.name is not None:
+                values[source.number] = named[source.name].detach()
+            else:
+                is_written = self._memory_of[source.number] in written
+                values[source.number] = source.held.clone() if is_written else source.held
         return Repetition(self, values, {value.number for value in self._results})
 
     def calls_of(self, part: int) -> Iterator[tuple[int, _Call]]:
