@@ -17,9 +17,14 @@ from typing import Any
 import pytest
 
 from tallystick.cli.main import main
+from tallystick.cli.run.disputing import _Hand  # pyright: ignore[reportPrivateUsage]
 from tallystick.commit.encoding import canonical_json
+from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import EntrySummary, StateSummary
 from tallystick.dispute.exchange import Answer, Posting, Question, encode_answer
+from tallystick.dispute.moves import move_fields
+from tallystick.dispute.operator_game import Committed
+from tallystick.dispute.operator_list import hash_of
 from tallystick.dispute.record import parse_dispute, verify_dispute
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
@@ -28,13 +33,14 @@ from tallystick.execution.job import find_source
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import operator_dispute, parties, signed_before
 from tallystick.roles.claim import write_claim
-from tallystick.roles.judge import dispute
+from tallystick.roles.judge import dispute, respondent
 from tallystick.roles.seats import Seat
 from tallystick.roles.trainer import Order
 from tallystick.signing.keys import SigningKey, ed25519_key
-from tallystick.store.docket import POLL_SECONDS, Mailbox, answer_name, question_name
+from tallystick.store.docket import POLL_SECONDS
 from tallystick.store.files import RunDirectory, write_pieces
 from tallystick.store.keys import write_key
+from tallystick.store.mailbox import Mailbox, answer_name, question_name
 from tallystick.testing.cheats import CHEATS
 from tallystick.testing.commands import start_command
 
@@ -259,7 +265,7 @@ def test_a_party_that_stays_silent_loses_and_the_verdict_says_on_whose_word(cour
         verify_verdict(replace(verdict, step=3), ours.statement(), theirs.statement(), ours.specification)
 
 
-def test_a_party_refuses_questions_about_another_run_or_dispute(court: Court, tmp_path: Path) -> None:
+def test_a_party_refuses_questions_about_another_run(court: Court) -> None:
     court.open()
     court.rule()
     mine = court.docket / "trainer"
@@ -275,15 +281,69 @@ def test_a_party_refuses_questions_about_another_run_or_dispute(court: Court, tm
     assert court.answer("trainer")[0] == 1
     (mine / "0000.question").write_bytes(good)
     assert court.answer("trainer")[0] == 0
-    other = Court(court.runs, tmp_path / "other", court.capsys)
-    other.open("--level", "steps")
-    other.rule()
-    (mine / "0001.question").write_bytes(
-        (other.docket / "trainer" / "0000.question").read_bytes().replace(b'"round":0', b'"round":1')
-    )
-    code, said = court.answer("trainer")
-    assert code == 1
-    assert "this mailbox is another's" in said["refused"]["1"]
+
+
+def false_question(posting: Posting, how: str) -> Posting:
+    """Return what somebody else who can write into the mailbox asks in a question's place, or beside it."""
+    asked = posting.question
+    body: dict[str, Any] = dict(asked.body)
+    if how == "dispute":
+        return replace(posting, dispute=bytes(32), auditor_run=bytes(32))
+    if how == "list" and asked.kind == "look" and not body["sources"]:
+        leaves = [*bytes(asked.parts[1]).split(b"\n")[:-2], bytes(asked.parts[1]).split(b"\n")[-1]]
+        body["moves"] = [move_fields(Committed(len(leaves), merkle_root([hash_of(leaf) for leaf in leaves])))]
+        return replace(
+            posting, question=replace(asked, body=body, parts=(asked.parts[0], b"\n".join(leaves)))
+        )
+    if how == "shown" and asked.kind == "look" and body["sources"]:
+        parts = tuple(bytes(len(part)) for part in asked.parts)
+        return replace(posting, question=replace(asked, parts=parts))
+    if how == "claims" and "claims" in body:
+        other = "trainer" if asked.party == "auditor" else "auditor"
+        return replace(
+            posting, question=replace(asked, body={**body, "claims": {**body["claims"], other: "11" * 32}})
+        )
+    return posting
+
+
+@pytest.mark.parametrize("how", ["dispute", "list", "shown", "claims"])
+def test_questions_that_somebody_else_put_there_change_no_answer(how: str, court: Court) -> None:
+    """Before, a party that follows its mailbox remembered what they brought, and lost by silence or a false objection."""
+    court.open()
+    sources = {"trainer": find_source(str(court.runs / "program.py")), "auditor": find_source("digits")}
+    hands = {
+        party: _Hand(
+            Mailbox(court.docket / party), KEYS[party],
+            lambda me, other: respondent(
+                RunDirectory(court.runs / f"{me}-run"), sources[me], me, other, KEYS[me]
+            ),
+        )
+        for party in PARTIES
+    }  # fmt: skip
+    code, said = court.rule()
+    changed = rounds = 0
+    while code == 5:
+        rounds += 1
+        assert rounds < 60, said
+        for party in said["awaited"]:
+            true = court.posting(party)
+            place = court.docket / party / question_name(true.round)
+            if (false := false_question(true, how)) != true:
+                changed += 1
+                write_pieces(place, false.encode())  # in its place first, then beside it
+                hands[party].answer_all()
+                write_pieces(place, true.encode())
+                write_pieces(
+                    place.with_name(question_name(true.round + 1)),
+                    replace(false, round=true.round + 1).encode(),
+                )
+            hands[party].answer_all()
+            place.with_name(question_name(true.round + 1)).unlink(missing_ok=True)
+        code, said = court.rule()
+    for hand in hands.values():
+        hand.close()
+    assert changed
+    assert (code, said["loser"], said["step"], said["outcome"]) == (1, "trainer", AT, "fault")
 
 
 def test_answers_that_break_the_rules_of_the_game_are_refused_and_the_game_goes_on(court: Court) -> None:
@@ -333,9 +393,10 @@ def test_an_auditor_signs_nothing_about_what_the_trainer_has_not_committed_to(
         return Answer({}, (bytes([bytes(first)[0] ^ 1]) + bytes(first)[1:], *rest))
 
     def hand_over(party: Any, question: Question) -> None:
+        if question.kind == "look" and not question.body["sources"]:
+            log, leaves = question.parts
+            question = replace(question, parts=(log, b"\n".join(bytes(leaves).split(b"\n")[:-1])))
         learn(party, question)
-        if question.kind == "look" and party._given is not None and not question.body["sources"]:
-            party._given = party._given[0], b"\n".join(party._given[1].split(b"\n")[:-1])
 
     if kind == "shown":
         monkeypatch.setattr(parties.Respondent, "_show", show)
@@ -348,11 +409,7 @@ def test_an_auditor_signs_nothing_about_what_the_trainer_has_not_committed_to(
         for party in said["awaited"]:
             refused = refused or court.answer(party)[1]["refused"]
         code, said = court.rule()
-    words = (
-        "not what the list commits to"
-        if kind == "shown"
-        else "not the one that the trainer is said to commit to"
-    )
+    words = "not what the list commits to" if kind == "shown" else "to commit to was not handed over"
     assert [words in text for text in refused.values()] == [True]
 
 

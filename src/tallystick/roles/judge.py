@@ -14,9 +14,10 @@ from tallystick.execution.job import JobSource
 from tallystick.execution.program import verify_program
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.costs import Ledger
+from tallystick.roles.local_table import LocalTable
 from tallystick.roles.operator_dispute import Signing
 from tallystick.roles.panel import Panel
-from tallystick.roles.parties import LocalTable, Respondent
+from tallystick.roles.parties import Respondent
 from tallystick.roles.recorded_trace import RecordedTrace
 from tallystick.roles.referee import DisputeResult, Referee
 from tallystick.roles.replay import Replay, open_program, open_replay

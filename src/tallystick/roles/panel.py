@@ -16,9 +16,11 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -41,6 +43,7 @@ KEPT_FORMAT = "tallystick/panel-opinions/1"
 KEPT_LIMIT = 1 << 20  # bytes of what a panel said to one question
 X86 = ("x86_64", "amd64")
 OWN = "the judge's own"
+PATIENCE_S = 3600.0  # for one answer: a job that hangs in a member convicts nobody
 ELSEWHEN = (
     3  # an order of two strings is the same under three hash seeds once in four, of five once in 14,400
 )
@@ -168,16 +171,20 @@ class PanelMember:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: bytes) -> Opinion | None:
-        """Return the answer, None if the process died of the question or answers no longer."""
+        """Return the answer, None if the process died of the question, or has not answered in ``PATIENCE_S``."""
         process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None
+        impatience = threading.Timer(PATIENCE_S, _end, (process,))
+        impatience.start()
         try:
             process.stdin.write(question)
             process.stdin.flush()
             line = process.stdout.readline()
         except OSError:
             line = b""
+        finally:
+            impatience.cancel()
         if not line:
             self.close()
             return None
@@ -199,6 +206,7 @@ class PanelMember:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                start_new_session=True,  # what the job starts ends with the member
             )  # fmt: skip
             atexit.register(self.close)
         return self._process
@@ -208,11 +216,16 @@ class PanelMember:
         process, self._process = self._process, None
         if process is not None:
             atexit.unregister(self.close)
-            process.kill()
+            _end(process)
             for pipe in (process.stdin, process.stdout):  # a job's own processes may hold the other ends
                 with suppress(OSError):
                     pipe.close() if pipe is not None else None
             process.wait()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 _MEMBERS: dict[str, PanelMember] = {}

@@ -3,24 +3,25 @@
     party = Respondent(RecordedTrace(directory, transcript, replay, "auditor", ledger), other_run, signer=key)
     answer = party.answer(question)                 # dispute.exchange
 
-What a party answers follows from the question, the earlier questions of the same dispute, its run and its key, so one that
-was killed and started again goes on: ``learn`` takes in the earlier questions without answering them again. In one process
-a ``LocalTable`` puts the same questions to the same parties.
+What a party answers follows from the question, the lists and results that earlier questions handed over, its run and its
+key, so one that was killed and started again goes on: ``learn`` takes in the earlier questions without answering them again.
+Whoever can write into a mailbox can ask; so what is kept between questions is found by what it is, a list by its root and a
+step by all that was said of it, and a false question leaves nothing that a true one would be answered with. In one process a
+``roles.local_table.LocalTable`` puts the same questions to the same parties.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import Entry, HeldState
 from tallystick.dispute.bisection import Claim
 from tallystick.dispute.bounds.formulas import Sum, is_right_partial
 from tallystick.dispute.bounds.steps import StepFacts, formula_for
-from tallystick.dispute.exchange import HEAD_LIMIT, Answer, Question, unable
+from tallystick.dispute.exchange import Answer, Question, unable
 from tallystick.dispute.moves import hash_in, items_in, move_fields, parse_move, sender_of, whole_in
 from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import Opening
@@ -54,6 +55,7 @@ from tallystick.run.proofs import parse_step_proof, verify_step_proof
 from tallystick.signing.keys import Signer
 from tallystick.store.files import frame_digest
 
+MOST_LISTS = 8  # of one run's trainer that an auditor keeps: an honest one has one
 OVER_OPERATORS = ("list", "look", "show", "move")  # questions whose answers hang on the last bits of a step
 TRACED = ("fp32", "fp64")  # policies whose steps have a list of operators
 Value = TypeVar("Value")
@@ -64,16 +66,36 @@ class _Case:
     """A step in dispute over operators, as one party has it.
 
     Attributes:
+        said: what questions say of it.
         step, facts, agreed: the step, its facts with the trainer's record and log, and the state before it.
         terms: which dispute it is.
         chunk: bytes in a chunk of a result's tree.
     """
 
+    said: tuple[object, ...]
     step: int
     facts: StepFacts
     agreed: HeldState
     terms: Terms
     chunk: int
+
+
+@dataclass
+class _Heard:
+    """What an auditor has of one list of the trainer's.
+
+    Attributes:
+        frame, leaves: the step's log and the list, as they were handed over with it.
+        shown: results that were shown under it; each is checked when it is looked at.
+        seen: the examination of it, once that has begun.
+        own: the list that answers it, once it is objected to.
+    """
+
+    frame: bytes
+    leaves: list[bytes]
+    shown: dict[Source, memoryview] = field(default_factory=dict[Source, memoryview])
+    seen: Examination | None = None
+    own: OperatorList | None = None
 
 
 class Respondent:
@@ -103,10 +125,7 @@ class Respondent:
         self.party: Party = trace.party
         self._case: _Case | None = None
         self._side: TrainerSide | None = None
-        self._seen: Examination | None = None
-        self._list: OperatorList | None = None
-        self._given: tuple[bytes, bytes] | None = None  # the trainer's log and list
-        self._shown: dict[Source, memoryview] = {}
+        self._heard: dict[Committed, _Heard] = {}
 
     def answer(self, question: Question) -> Answer:
         """Return the answer to a question; where the party cannot give one it says why.
@@ -146,11 +165,26 @@ class Respondent:
         if not sources:
             if len(parts) != 2:
                 raise InvalidInput(f"question: must bring the log and the list, brings {len(parts)} parts")
-            self._given = bytes(parts[0]), bytes(parts[1])
+            leaves = bytes(parts[1]).split(b"\n") if parts[1] else []
+            listed = Committed(len(leaves), merkle_root([hash_of(leaf) for leaf in leaves]))
+            held = self._heard.setdefault(listed, _Heard(bytes(parts[0]), leaves))
+            if held.frame != bytes(parts[0]):  # the list says nothing of the log, the step's record does
+                self._heard[listed] = _Heard(bytes(parts[0]), leaves)
+            while len(self._heard) > MOST_LISTS:
+                del self._heard[next(iter(self._heard))]
             return
         if len(sources) != len(parts):
             raise InvalidInput(f"question: {len(parts)} parts show {len(sources)} results")
-        self._shown.update((source, memoryview(part)) for source, part in zip(sources, parts, strict=True))
+        shown = self._heard_in(question).shown
+        for source, part in zip(sources, parts, strict=True):
+            shown.setdefault(source, memoryview(part))
+
+    def _heard_in(self, question: Question) -> _Heard:
+        """Return what was handed over with the list that the trainer is said to commit to."""
+        listed = _listed(question)
+        if listed is None or listed not in self._heard:
+            raise Mismatch("question: the list that the trainer is said to commit to was not handed over")
+        return self._heard[listed]
 
     # -- states and logs --
 
@@ -210,17 +244,17 @@ class Respondent:
 
     def _looked(self, question: Question) -> Answer:
         try:
-            case, seen = self._auditor(question)
+            case, heard, seen = self._auditor(question)
             with self.trace.ledger.charging("auditor", "examination"):
                 found = seen.next(case.facts)
-                while isinstance(found, Wanted) and all(source in self._shown for source in found.sources):
-                    self._verify_shown(seen, found.sources, case.chunk)
-                    seen.show([self._shown[source] for source in found.sources])
+                while isinstance(found, Wanted) and heard.shown.keys() >= {*found.sources}:
+                    _verify_shown(seen, heard.shown, found.sources, case.chunk)
+                    seen.show([heard.shown[source] for source in found.sources])
                     found = seen.next(case.facts)
         except Nondeterminism as problem:
             return unable(problem)
         if isinstance(found, Wanted):
-            missing = [source for source in found.sources if source not in self._shown]
+            missing = [source for source in found.sources if source not in heard.shown]
             return Answer({"wanted": [list(source) for source in missing]})
         if self.objection is not None:
             found = self.objection
@@ -230,51 +264,29 @@ class Respondent:
                 why = f"{why}, and one is not in the table: {seen.unknown}"
             return self._signed(question, Declined(), why=why[:1000])
         with self.trace.ledger.charging("auditor", "moves"):
-            own = self._answer_with(found)
-            answered = Answered(len(own.leaves), merkle_root(own.hashes))
+            heard.own = OperatorList(case.terms.base, [*heard.leaves[: found.index], found.encode()])
+            answered = Answered(len(heard.own.leaves), merkle_root(heard.own.hashes))
         return self._signed(question, answered)
-
-    def _verify_shown(self, seen: Examination, sources: Sequence[Source], chunk: int) -> None:
-        """Return if what was shown is what the trainer's list commits to; whoever asks may be anybody.
-
-        Raises:
-            InvalidInput, Mismatch: it is not; it is forgotten, and nothing is signed.
-        """
-        for source in sources:
-            try:
-                verify_shown(seen.theirs, source, self._shown[source], chunk)
-            except TallyError:
-                del self._shown[source]
-                raise
-
-    def _answer_with(self, objection: Objection) -> OperatorList:
-        assert self._case is not None
-        leaves = self._leaves()
-        self._list = OperatorList(self._case.terms.base, [*leaves[: objection.index], objection.encode()])
-        return self._list
-
-    def _leaves(self) -> list[bytes]:
-        if self._given is None:
-            raise Mismatch("question: the trainer's list was not handed over before")
-        return self._given[1].split(b"\n") if self._given[1] else []
 
     def _move(self, question: Question) -> Answer:
         """Answer with the move that the game awaits of this party."""
-        if self.party == "auditor" and self._list is None:
+        side = heard = None
+        if self.party == "trainer":
+            side = self._trainer(question)
+        elif (heard := self._auditor(question)[1]).own is None:
             self._looked(question)  # a party that was started again objects to what it objected to
         case = self._case_of(question)
-        side = self._trainer(question) if self.party == "trainer" else None
         game = self._game(question, case)
         if self.party not in game.awaited:
             raise Mismatch(f"question: the game awaits {game.stage}, which is not the {self.party}'s to make")
         with self.trace.ledger.charging(self.party, "moves"):
-            move, parts = self._owed(game, case, side)
+            move, parts = self._owed(game, case, side or heard)
         return self._signed(question, move, parts=parts)
 
     def _owed(
-        self, game: OperatorGame, case: _Case, side: TrainerSide | None
+        self, game: OperatorGame, case: _Case, me: TrainerSide | _Heard | None
     ) -> tuple[Move, tuple[bytes, ...]]:
-        own = side.leaves if side is not None else self._list
+        own = me.leaves if isinstance(me, TrainerSide) else None if me is None else me.own
         if own is None:
             raise Mismatch("question: this auditor has not answered with a list")
         if game.stage == "bisect" and game.bisection is not None and game.bisection.midpoint is not None:
@@ -286,12 +298,13 @@ class Respondent:
         if game.objection is not None:
             said = game.objection
             accusation = Accusation(said.output, said.element, game.block, said.structure)
-        if game.stage == "point" and accusation is not None and game.opened is not None:
-            return Pointed(self._block(accusation, game.index, game.opened, case.facts)), ()
-        if side is not None and game.stage == "open":
-            return self._opened(side, accusation, game.index, case.facts), ()
-        if side is not None and game.stage == "chunks" and accusation is not None:
-            opening: Opening = side.open(accusation, game.index, case.facts)
+        if isinstance(me, _Heard) and game.stage == "point" and accusation and game.opened is not None:
+            assert me.seen is not None
+            return Pointed(_block(me.seen, accusation, game.index, game.opened, case.facts)), ()
+        if isinstance(me, TrainerSide) and game.stage == "open":
+            return self._opened(me, accusation, game.index, case.facts), ()
+        if isinstance(me, TrainerSide) and game.stage == "chunks" and accusation is not None:
+            opening: Opening = me.open(accusation, game.index, case.facts)
             return Handed(handed_digest(opening)), (opening.encode(),)
         raise Mismatch(f"question: the game awaits {game.stage}")
 
@@ -300,24 +313,6 @@ class Respondent:
             return Opened(side.leaves.witness_at(at))
         nodes = () if accusation.structure else side.nodes(at)
         return Opened(side.leaves.witness_at(at), side.partials(accusation, at, facts), nodes)
-
-    def _block(self, accusation: Accusation, at: int, opened: Opened, facts: StepFacts) -> int:
-        """Return which partial sum or node the auditor points at."""
-        seen = self._seen
-        assert seen is not None
-        if opened.nodes:
-            pairs = zip(opened.nodes, nodes_of(seen.theirs, at), strict=False)
-            return next((number for number, (stated, own) in enumerate(pairs) if stated != own), -1)
-        try:
-            read = reader_of(seen.seen, at)
-            formula = formula_for(seen.theirs[at], accusation.output, accusation.element, read, facts)
-        except (InvalidInput, ArithmeticError, LookupError, ValueError):
-            return -1
-        if isinstance(formula, Sum) and formula.num_blocks == len(opened.partials):
-            for number, (stated, found) in enumerate(zip(opened.partials, formula.partials(), strict=True)):
-                if not is_right_partial(stated, found):
-                    return number
-        return -1
 
     def _trainer(self, question: Question) -> TrainerSide:
         """Return the trainer's side of the disputed step, repeated once."""
@@ -335,27 +330,23 @@ class Respondent:
                     made=self.trace.traced_under(case.facts.record),
                 )  # fmt: skip
                 merkle_root(self._side.leaves.hashes)  # hashed at the list's expense
+        if _listed(question) not in (None, self._side.committed):
+            raise Mismatch("question: the trainer is said to commit to another list than its own")
         return self._side
 
-    def _auditor(self, question: Question) -> tuple[_Case, Examination]:
+    def _auditor(self, question: Question) -> tuple[_Case, _Heard, Examination]:
         if self.party != "auditor":
             raise Mismatch(f"question: {question.kind} is the auditor's to answer")
-        case = self._case_of(question)
-        leaves = self._leaves()
-        stated = next((move for move in _moves(question) if isinstance(move, Committed)), None)
-        if stated != Committed(len(leaves), merkle_root([hash_of(leaf) for leaf in leaves])):
-            raise Mismatch(
-                "question: the list handed over is not the one that the trainer is said to commit to"
-            )
-        if self._seen is None:
+        case, heard = self._case_of(question), self._heard_in(question)
+        if heard.seen is None:
             own = self.trace.traced_under(case.facts.record)
             with self.trace.ledger.charging("auditor", "examination"):
                 if own is None:
                     own = operator_replay.own_step(
                         self.trace.replay, case.agreed, case.facts.frame, case.facts.record, chunk=case.chunk
                     )
-                self._seen = Examination(own, [parse_operator(leaf) for leaf in leaves], case.agreed)
-        return case, self._seen
+                heard.seen = Examination(own, [parse_operator(leaf) for leaf in heard.leaves], case.agreed)
+        return case, heard, heard.seen
 
     def _case_of(self, question: Question) -> _Case:
         """Return the step in dispute, having checked that the question speaks of what this party published."""
@@ -364,13 +355,16 @@ class Respondent:
         if not isinstance(stated, dict) or set(stated) != set(PARTIES):
             raise InvalidInput("question: claims must hold one for each party")
         claims: dict[Party, bytes] = {party: hash_in(stated[party], "a claim") for party in PARTIES}
-        if self._case is None:
-            self._case = self._open_case(step, claims, question)
-        if (self._case.step, self._case.terms.claims) != (step, claims):
-            raise Mismatch(f"question: speaks of step {step}, before that of step {self._case.step}")
+        frame = self._heard_in(question).frame if self.party == "auditor" else b""
+        said = step, claims, question.body.get("step_proof"), frame
+        if self._case is None or self._case.said != said:
+            self._case = self._open_case(step, claims, question, frame)
+            self._side = None
+            for heard in self._heard.values():
+                heard.seen = heard.own = None
         return self._case
 
-    def _open_case(self, step: int, claims: Mapping[Party, bytes], question: Question) -> _Case:
+    def _open_case(self, step: int, claims: Mapping[Party, bytes], question: Question, frame: bytes) -> _Case:
         transcript, trace = self.trace.transcript, self.trace
         if not 0 <= step < transcript.num_steps:
             raise InvalidInput(f"question: step {step}, the run has {transcript.num_steps}")
@@ -381,22 +375,21 @@ class Respondent:
         agreed = trace.witness_at(step)
         if agreed is None or agreed.root != trace.commitment_at(step) or GRIDS_ENTRY not in agreed.entries:
             raise Nondeterminism(f"the {self.party} cannot make the state before step {step} again")
+        said = step, claims, question.body.get("step_proof"), frame
         if self.party == "trainer":
-            record, frame = (
-                transcript.record(step),
-                trace.directory.load_frames(transcript, step, step + 1)[step],
-            )
+            record = transcript.record(step)
+            frame = trace.directory.load_frames(transcript, step, step + 1)[step]
             run, auditor_run = transcript.root(), self.other_run
         else:
             run, auditor_run = self.other_run, transcript.root()
-            record, frame = self._record(question, step, run), b"" if self._given is None else self._given[0]
+            record = self._record(question, step, run)
             if frame_digest(frame) != record.log:
                 raise Mismatch(
                     f"question: the log of step {step} is not the one that the trainer's record names"
                 )
         facts = StepFacts(transcript.specification, record, frame, bytes(agreed.entries[GRIDS_ENTRY].data))
         base, chunk = operator_replay.list_base(agreed, facts)
-        return _Case(step, facts, agreed, Terms(run, auditor_run, step, base, claims), chunk)
+        return _Case(said, step, facts, agreed, Terms(run, auditor_run, step, base, claims), chunk)
 
     def _record(self, question: Question, step: int, run: bytes) -> StepRecord:
         text = question.body.get("step_proof")
@@ -440,8 +433,49 @@ class Respondent:
         )
 
 
+def _block(seen: Examination, accusation: Accusation, at: int, opened: Opened, facts: StepFacts) -> int:
+    """Return which partial sum or node the auditor points at."""
+    if opened.nodes:
+        pairs = zip(opened.nodes, nodes_of(seen.theirs, at), strict=False)
+        return next((number for number, (stated, own) in enumerate(pairs) if stated != own), -1)
+    try:
+        read = reader_of(seen.seen, at)
+        formula = formula_for(seen.theirs[at], accusation.output, accusation.element, read, facts)
+    except (InvalidInput, ArithmeticError, LookupError, ValueError):
+        return -1
+    if isinstance(formula, Sum) and formula.num_blocks == len(opened.partials):
+        for number, (stated, found) in enumerate(zip(opened.partials, formula.partials(), strict=True)):
+            if not is_right_partial(stated, found):
+                return number
+    return -1
+
+
+def _verify_shown(
+    seen: Examination, shown: dict[Source, memoryview], sources: Sequence[Source], chunk: int
+) -> None:
+    """Return if what was shown is what the trainer's list commits to; whoever asks may be anybody.
+
+    Raises:
+        InvalidInput, Mismatch: it is not; whatever is not is forgotten, and nothing is signed.
+    """
+    false: TallyError | None = None
+    for source in sources:
+        try:
+            verify_shown(seen.theirs, source, shown[source], chunk)
+        except TallyError as problem:
+            del shown[source]
+            false = problem
+    if false is not None:
+        raise false
+
+
 def _moves(question: Question) -> list[Move]:
     return [parse_move(item) for item in items_in(question.body.get("moves"), "moves")]
+
+
+def _listed(question: Question) -> Committed | None:
+    """Return to which list the trainer is said to commit."""
+    return next((move for move in _moves(question) if isinstance(move, Committed)), None)
 
 
 def _source(item: object) -> Source:
@@ -452,44 +486,3 @@ def _source(item: object) -> Source:
 def _bytes_of(entry: Entry) -> memoryview:
     view = memoryview(entry.data)
     return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-def _as_asked(question: Question) -> Question:
-    """Return the question as a file would bring it; bulk data is passed on as it is."""
-    return replace(question, body=_through_json(question.body))
-
-
-def _as_sent(answer: Answer) -> Answer:
-    return replace(answer, body=_through_json(answer.body))
-
-
-def _through_json(body: Mapping[str, object]) -> dict[str, object]:
-    data = canonical_json(dict(body))
-    return cast("dict[str, object]", parse_canonical_json(data, what="message", limit=HEAD_LIMIT))
-
-
-class LocalTable:
-    """Both parties in one process, which answer at once and without a clock."""
-
-    deadline = "no deadline"
-
-    def __init__(self, parties: Mapping[Party, Respondent]) -> None:
-        self.parties = parties
-
-    def ask(
-        self, questions: Mapping[Party, Question], read: Callable[[Party, Answer], Value]
-    ) -> Mapping[Party, Value]:
-        """Put each question to its party."""
-        if any(question.kind == "list" for question in questions.values()):
-            self._share()
-        return {
-            party: read(party, _as_sent(self.parties[party].answer(_as_asked(question))))
-            for party, question in questions.items()
-        }
-
-    def _share(self) -> None:
-        """Let both parties hold a state they agree on only once in this process's memory."""
-        mine, other = self.parties["trainer"].trace.held, self.parties["auditor"].trace.held
-        for index in mine.keys() & other.keys():
-            if mine[index].root == other[index].root:
-                other[index] = mine[index]

@@ -35,13 +35,13 @@ from tallystick.dispute.exchange import (
     Posting,
     Question,
     read_answer,
-    read_question,
     signed_payload,
 )
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError, TallyError
 from tallystick.signing.keys import PublicKey, parse_public_key
 from tallystick.store.files import RunDirectory, read_whole, storing, write_pieces, write_whole
+from tallystick.store.mailbox import RULING, answer_name, question_name
 from tallystick.store.regular import open_regular
 
 DOCKET_FORMAT = "tallystick/dispute-docket/1"
@@ -58,9 +58,7 @@ IN_THE_WAY = (
 JOURNAL_FORMAT = "tallystick/dispute-journal/1"
 DOCKET_LIMIT = 1 << 16
 JOURNAL_LIMIT = 1 << 24
-QUESTION_FILE_LIMIT = 1 << 31  # bytes of a question that a party reads
 POLL_SECONDS = 0.2
-RULING = "verdict.json"
 Value = TypeVar("Value")
 
 
@@ -99,16 +97,6 @@ class Round:
             "silent": list(self.silent),
             "taken": {party: vars(each) for party, each in self.taken.items()},
         }
-
-
-def question_name(number: int) -> str:
-    """Return the name of a round's question in a mailbox."""
-    return f"{number:04d}.question"
-
-
-def answer_name(number: int) -> str:
-    """Return the name of a round's answer in a mailbox."""
-    return f"{number:04d}.answer"
 
 
 class Docket:
@@ -384,58 +372,6 @@ class Docket:
                 "sent_bytes": sum(each.nbytes for _, each in taken),
             }
         return found
-
-
-class Mailbox:
-    """A party's end of the exchange: questions that have arrived, and the answers it gave."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def numbers(self) -> list[int]:
-        """Return the rounds of the questions that are there, in order."""
-        try:
-            names = [entry.name for entry in self.path.iterdir()]
-        except OSError as problem:
-            raise StoreError(f"{self.path}: cannot be read ({problem.strerror})") from problem
-        found = [name.partition(".")[0] for name in names if name.endswith(".question")]
-        return sorted(int(name) for name in found if name.isascii() and name.isdigit() and len(name) <= 8)
-
-    def load(self, number: int) -> Posting:
-        """Return a question.
-
-        Raises:
-            InvalidInput: it is no regular file, malformed, or too long.
-            Mismatch: a part is another than it announces.
-        """
-        path = self.path / question_name(number)
-        with open_regular(path, "a question is awaited") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > QUESTION_FILE_LIMIT:
-                raise InvalidInput(f"{path.name}: has {size} bytes, at most {QUESTION_FILE_LIMIT} are read")
-            posting = read_question(file, size, what=path.name)
-        if posting.round != number:
-            raise Mismatch(f"{path.name}: is the question of round {posting.round}")
-        return posting
-
-    def is_answered(self, posting: Posting, key: PublicKey) -> bool:
-        """Whether the party with ``key`` has answered: what it said it does not say again otherwise.
-
-        What somebody else has put there, or cut short, is no answer.
-        """
-        path = self.path / answer_name(posting.round)
-        if not os.path.lexists(path):
-            return False
-        try:
-            with open_regular(path, "an answer is looked for", folder=True) as file:
-                read_answer(file, os.fstat(file.fileno()).st_size, posting, key, what=path.name)
-        except (InvalidInput, Mismatch):
-            return False
-        return True
-
-    def is_over(self) -> bool:
-        """Whether the referee has ruled."""
-        return (self.path / RULING).exists()
 
 
 def _holds(path: Path, posting: Posting) -> bool:

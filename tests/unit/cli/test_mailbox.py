@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,10 @@ import pytest
 
 from tallystick.cli.run.disputing import _Hand
 from tallystick.dispute.exchange import Answer, Exchange, Question
+from tallystick.dispute.verdict import Verdict
 from tallystick.signing.keys import ed25519_key
-from tallystick.store.docket import AwaitingError, Docket, Mailbox, question_name
+from tallystick.store.docket import AwaitingError, Docket
+from tallystick.store.mailbox import RULING, Mailbox, question_name
 
 KEYS = {"trainer": ed25519_key(b"\x02" * 32), "auditor": ed25519_key(b"\x01" * 32)}
 
@@ -55,3 +58,17 @@ def test_a_question_put_in_the_next_rounds_place_silences_nobody(is_early: bool,
     hand.answer_all()
     now[0] += 50
     assert ask(1) == {"auditor": {"index": 1}}
+
+
+def test_what_is_no_ruling_ends_nothing_and_a_ruling_is_said_as_it_stands(tmp_path: Path) -> None:
+    hand = _Hand(Mailbox(tmp_path), KEYS["auditor"], lambda party, root: Party())
+    assert not hand.hear_ruling() and not hand.refused
+    place = tmp_path / RULING
+    os.mkfifo(place)
+    assert not hand.hear_ruling() and "regular file" in hand.refused[RULING]
+    place.unlink()
+    place.write_text("junk")
+    assert not hand.hear_ruling() and "verdict" in hand.refused[RULING]
+    place.write_bytes(Verdict("trainer", "forfeit", "no answer", None, 0, {}, ()).encode())
+    assert hand.hear_ruling() and not hand.refused
+    assert hand.ruling == {"loser": "trainer", "outcome": "forfeit", "reason": "no answer", "step": None}

@@ -29,8 +29,9 @@ from tallystick.dispute.terms import PARTIES, Party
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError
 from tallystick.signing.keys import SigningKey, ed25519_key, generate_key
 from tallystick.store import docket as docket_module
-from tallystick.store.docket import RULING, AwaitingError, Docket, Mailbox, answer_name, question_name
+from tallystick.store.docket import AwaitingError, Docket
 from tallystick.store.files import storing
+from tallystick.store.mailbox import RULING, Mailbox, answer_name, question_name
 
 KEYS: dict[Party, SigningKey] = {"trainer": ed25519_key(b"\x02" * 32), "auditor": ed25519_key(b"\x01" * 32)}
 RUN, CLAIM, ROOT, OTHER = (bytes([n]) * 32 for n in (7, 8, 9, 10))

@@ -31,17 +31,10 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, TallyError
 from tallystick.reports.dispute import Passed, awaiting_page, dispute_page
 from tallystick.signing.dsse import parse_envelope
 from tallystick.signing.keys import PublicKey, SigningKey
-from tallystick.store.docket import (
-    POLL_SECONDS,
-    AwaitingError,
-    Docket,
-    Mailbox,
-    answer_name,
-    exchange_of,
-    question_name,
-)
+from tallystick.store.docket import POLL_SECONDS, AwaitingError, Docket, exchange_of
 from tallystick.store.files import RunDirectory, write_pieces
 from tallystick.store.keys import load_key, load_public_key
+from tallystick.store.mailbox import RULING, Mailbox, answer_name, question_name
 
 if TYPE_CHECKING:
     from typing import Any
@@ -49,6 +42,7 @@ if TYPE_CHECKING:
     from tallystick.roles.parties import Respondent
 
 AWAITING = 5  # exit code: an answer is awaited
+MOST_DISPUTES = 2  # of which a party holds what it needs for answers
 
 
 class _RunByDefault(TyperGroup):
@@ -184,6 +178,8 @@ def answer(
 ) -> int:
     """Answer every question in a mailbox that has no answer yet, from your own run, signed with your own key.
 
+    A ruling that lies in the mailbox ends --follow and is said as it stands there: it is signed by nobody.
+
     Exit codes: 0 everything is answered, 1 a question was refused, 3 this machine cannot repeat the job.
     """
     box, directory, signer = Mailbox(mailbox), RunDirectory(run), load_key(key)
@@ -198,17 +194,17 @@ def answer(
         while True:
             if hand.answer_all():
                 latest = time.monotonic()
-            if box.is_over() or time.monotonic() - latest >= follow:
+            if hand.hear_ruling() or time.monotonic() - latest >= follow:
                 break
             time.sleep(POLL_SECONDS)
     finally:
         hand.close()
     values: dict[str, object] = {
         "answered": hand.answered, "cpu_seconds": round(hand.cpu_seconds, 3), "refused": hand.refused,
-        "seconds": round(hand.seconds, 3), "sent_bytes": hand.sent,
+        "ruling": hand.ruling, "seconds": round(hand.seconds, 3), "sent_bytes": hand.sent,
     }  # fmt: skip
     done(f"answered {hand.answered}", values, as_json=as_json)
-    return 1 if hand.refused else 0
+    return 1 if hand.refused.keys() - {RULING} else 0
 
 
 def _mark(path: Path) -> tuple[int, ...]:
@@ -221,16 +217,24 @@ def _mark(path: Path) -> tuple[int, ...]:
 
 
 class _Hand:
-    """A party at its mailbox."""
+    """A party at its mailbox.
+
+    Nobody signs a question. So a question of another dispute is answered as well, by a party of its own, of which the latest
+    are kept: what somebody else has put into the mailbox delays the dispute that counts, and does not end it.
+    """
 
     def __init__(
         self, box: Mailbox, signer: SigningKey, open_party: Callable[[Party, bytes], Respondent]
     ) -> None:
         self.box, self.signer, self.open_party = box, signer, open_party
-        self.party: Respondent | None = None
-        self.dispute: bytes | None = None
-        self.learnt: dict[int, tuple[int, ...]] = {}
+        self.parties: dict[bytes, Respondent] = {}  # by dispute, the one asked last at the end
+        self.learnt: dict[int, tuple[tuple[int, ...], bytes]] = {}  # the file, and of which dispute it is
+        self.ruling: dict[str, object] | None = None
         self.refused: dict[str, str] = {}
+        self.put_off: dict[
+            tuple[int, int], tuple[int, ...]
+        ] = {}  # the file, by what had been taken in by then
+        self.taken = 0
         self.answered, self.sent, self.seconds, self.cpu_seconds = 0, 0, 0.0, 0.0
 
     def answer_all(self) -> bool:
@@ -238,8 +242,8 @@ class _Hand:
         any_new = False
         for number in self.box.numbers():
             mark = _mark(self.box.path / question_name(number))
-            if self.learnt.get(number) == mark:  # what stands in its place now may be another question
-                continue
+            if mark in (self.learnt.get(number, ((), b""))[0], self.put_off.get((number, self.taken))):
+                continue  # otherwise what stands in its place now may be another question
             began, worked = time.perf_counter(), time.process_time()
             try:
                 posting = self.box.load(number)
@@ -257,11 +261,14 @@ class _Hand:
                 if f"{number}" not in self.refused:
                     say(f"question {number} is refused: {problem}")
                 self.refused[f"{number}"] = str(problem)
+                if isinstance(problem, (InvalidInput, Mismatch)):  # not for want of a disk
+                    self.put_off[number, self.taken] = mark
                 continue
             self.seconds += time.perf_counter() - began
             self.cpu_seconds += time.process_time() - worked
             self.refused.pop(f"{number}", None)
-            self.learnt[number] = mark
+            self.learnt[number] = mark, posting.dispute
+            self.taken, self.put_off = self.taken + 1, {}
         return any_new
 
     def _answer(self, party: Respondent, posting: Posting) -> int:
@@ -271,25 +278,42 @@ class _Hand:
         self.answered, self.sent = self.answered + 1, self.sent + size
         return size
 
+    def hear_ruling(self) -> bool:
+        """Whether a ruling lies in the mailbox; what is none is said to be refused, and passed over."""
+        try:
+            found = self.box.load_ruling()
+        except TallyError as problem:
+            if RULING not in self.refused:
+                say(f"{RULING} is no ruling: {problem}")
+            self.refused[RULING] = str(problem)
+            return False
+        self.refused.pop(RULING, None)
+        if found is not None:
+            self.ruling = {
+                "loser": found.loser, "outcome": found.outcome, "reason": found.reason, "step": found.step,
+            }  # fmt: skip
+        return found is not None
+
     def _party_for(self, posting: Posting) -> Respondent:
-        """Return the party that answers for this run; a question about another dispute or run is refused."""
-        if self.dispute not in (None, posting.dispute):
-            raise Mismatch(
-                f"question: is of dispute {posting.dispute.hex()[:16]}.., this mailbox is another's"
-            )
-        if self.party is None:
+        """Return the party that answers in this dispute for this run; a question about another run is refused."""
+        party = self.parties.pop(posting.dispute, None)
+        if party is None:
             roots: dict[Party, bytes] = {"trainer": posting.run, "auditor": posting.auditor_run}
             me = posting.question.party
-            opened = self.open_party(me, roots["auditor" if me == "trainer" else "trainer"])
-            if (own := opened.trace.transcript.root()) != roots[me]:
-                opened.trace.replay.session.close()
+            party = self.open_party(me, roots["auditor" if me == "trainer" else "trainer"])
+            if (own := party.trace.transcript.root()) != roots[me]:
+                party.trace.replay.session.close()
                 raise Mismatch(
                     f"question: is about the {me}'s run {roots[me].hex()}, this run is {own.hex()}"
                 )
-            self.party, self.dispute = opened, posting.dispute
-        return self.party
+        while len(self.parties) >= MOST_DISPUTES:
+            longest_ago = next(iter(self.parties))
+            self.parties.pop(longest_ago).trace.replay.session.close()
+            self.learnt = {n: each for n, each in self.learnt.items() if each[1] != longest_ago}
+        self.parties[posting.dispute] = party
+        return party
 
     def close(self) -> None:
-        """Let go of what the party holds."""
-        if self.party is not None:
-            self.party.trace.replay.session.close()
+        """Let go of what the parties hold."""
+        for party in self.parties.values():
+            party.trace.replay.session.close()

@@ -1,0 +1,85 @@
+"""A party's end of a dispute by files: its mailbox (spec/dispute.md 15); the referee's is ``store.docket``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tallystick.dispute.exchange import Posting, read_answer, read_question
+from tallystick.dispute.verdict import VERDICT_LIMIT, Verdict, parse_verdict
+from tallystick.errors import InvalidInput, Mismatch, StoreError
+from tallystick.signing.keys import PublicKey
+from tallystick.store.files import read_whole
+from tallystick.store.regular import open_regular
+
+QUESTION_FILE_LIMIT = 1 << 31  # bytes of a question that a party reads
+RULING = "verdict.json"
+
+
+def question_name(number: int) -> str:
+    """Return the name of a round's question in a mailbox."""
+    return f"{number:04d}.question"
+
+
+def answer_name(number: int) -> str:
+    """Return the name of a round's answer in a mailbox."""
+    return f"{number:04d}.answer"
+
+
+class Mailbox:
+    """A party's end of the exchange: questions that have arrived, and the answers it gave."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def numbers(self) -> list[int]:
+        """Return the rounds of the questions that are there, in order."""
+        try:
+            names = [entry.name for entry in self.path.iterdir()]
+        except OSError as problem:
+            raise StoreError(f"{self.path}: cannot be read ({problem.strerror})") from problem
+        found = [name.partition(".")[0] for name in names if name.endswith(".question")]
+        return sorted(int(name) for name in found if name.isascii() and name.isdigit() and len(name) <= 8)
+
+    def load(self, number: int) -> Posting:
+        """Return a question.
+
+        Raises:
+            InvalidInput: it is no regular file, malformed, or too long.
+            Mismatch: a part is another than it announces.
+        """
+        path = self.path / question_name(number)
+        with open_regular(path, "a question is awaited") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > QUESTION_FILE_LIMIT:
+                raise InvalidInput(f"{path.name}: has {size} bytes, at most {QUESTION_FILE_LIMIT} are read")
+            posting = read_question(file, size, what=path.name)
+        if posting.round != number:
+            raise Mismatch(f"{path.name}: is the question of round {posting.round}")
+        return posting
+
+    def is_answered(self, posting: Posting, key: PublicKey) -> bool:
+        """Whether the party with ``key`` has answered: what it said it does not say again otherwise.
+
+        What somebody else has put there, or cut short, is no answer.
+        """
+        path = self.path / answer_name(posting.round)
+        if not os.path.lexists(path):
+            return False
+        try:
+            with open_regular(path, "an answer is looked for", folder=True) as file:
+                read_answer(file, os.fstat(file.fileno()).st_size, posting, key, what=path.name)
+        except (InvalidInput, Mismatch):
+            return False
+        return True
+
+    def load_ruling(self) -> Verdict | None:
+        """Return how the dispute ended by what lies in the mailbox, which is signed by nobody; None if nothing does.
+
+        Raises:
+            InvalidInput: something does that is no regular file, too long, or no verdict.
+        """
+        path = self.path / RULING
+        if not os.path.lexists(path):
+            return None
+        return parse_verdict(read_whole(path, limit=VERDICT_LIMIT, what="a ruling", follow=False))
