@@ -306,7 +306,7 @@ def false_question(posting: Posting, how: str) -> Posting:
     return posting
 
 
-@pytest.mark.parametrize("how", ["dispute", "list", "shown", "claims"])
+@pytest.mark.parametrize("how", ["dispute", "list", pytest.param("shown", marks=pytest.mark.slow), "claims"])
 def test_questions_that_somebody_else_put_there_change_no_answer(how: str, court: Court) -> None:
     """Before, a party that follows its mailbox remembered what they brought, and lost by silence or a false objection."""
     court.open()

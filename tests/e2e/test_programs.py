@@ -23,6 +23,7 @@ from tallystick.roles.audit_report import AuditReport, Deviation
 from tallystick.roles.auditor import audit
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
+from tallystick.roles.panel import same_arithmetic
 from tallystick.roles.trainer import Order, record
 from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory
@@ -496,7 +497,12 @@ def test_variables_that_a_job_reads_are_committed_without_their_values(reading: 
 def test_a_variable_is_committed_however_the_standard_library_reads_it(
     how: str, reading: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, another party's value was a mismatch that convicted the trainer."""
+    """Before, another party's value was a mismatch that convicted the trainer.
+
+    The processes that are asked whether the job is the same in each have been there since before the variable was set.
+    """
+    for member in same_arithmetic():
+        member.start()
     reading.write_text(READING.replace('os.environ.get("RATE", "0.125")', how))
     monkeypatch.setenv("RATE", "0.25")
     run = recorded(reading, tmp_path / "run")

@@ -178,7 +178,7 @@ class PanelMember:
         impatience = threading.Timer(PATIENCE_S, _end, (process,))
         impatience.start()
         try:
-            process.stdin.write(question)
+            process.stdin.write(json.dumps(self._environment()).encode() + b"\n" + question)
             process.stdin.flush()
             line = process.stdout.readline()
         except OSError:
@@ -194,15 +194,11 @@ class PanelMember:
     def start(self) -> subprocess.Popen[bytes]:
         """Return the process, started if it is not there yet: loading takes seconds, in which others can load too."""
         if self._process is None:
-            paths = os.pathsep.join(path for path in sys.path if path)
-            other = {} if self.elsewhen is None else {"PYTHONHASHSEED": str(self.elsewhen)}
-            if self.elsewhen:
-                other["TZ"] = f"TAL{5 * self.elsewhen}"  # so many hours behind Greenwich
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-P", "-m", "tallystick.roles.panel_member", str(self.profile), str(self.elsewhen or 0),
                 ],
-                env={**os.environ, **self.profile.environment(), **other, "PYTHONPATH": paths},
+                env=self._environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -210,6 +206,14 @@ class PanelMember:
             )  # fmt: skip
             atexit.register(self.close)
         return self._process
+
+    def _environment(self) -> dict[str, str]:
+        """Return the variables of this process as they are now, but for what makes the member another one."""
+        other = {} if self.elsewhen is None else {"PYTHONHASHSEED": str(self.elsewhen)}
+        if self.elsewhen:
+            other["TZ"] = f"TAL{5 * self.elsewhen}"  # so many hours behind Greenwich
+        paths = os.pathsep.join(path for path in sys.path if path)
+        return {**os.environ, **self.profile.environment(), **other, "PYTHONPATH": paths}
 
     def close(self) -> None:
         """Let the process end."""

@@ -186,7 +186,10 @@ def main() -> None:
     shift_clock(int(sys.argv[2]) * ELSEWHERE_SECONDS)
     shift_place(int(sys.argv[2]))
     before = STEPS_BEFORE if int(sys.argv[2]) else 0
-    for line in sys.stdin.buffer:
+    lines = iter(sys.stdin.buffer)
+    for environment, line in zip(lines, lines, strict=False):
+        os.environ.clear()
+        os.environ.update(json.loads(environment))  # what the asking process has by now
         try:
             opinion = answer(line, jitter=profile.jitter, steps_before=before)
         except TallyError as problem:

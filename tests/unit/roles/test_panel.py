@@ -12,7 +12,7 @@ from tallystick.roles import panel
 from tallystick.roles.panel import Opinion, PanelMember
 
 HANGS = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"
-ANSWERS = """import sys; sys.stdin.readline(); print('{"answer": "trainer", "reason": "so"}', flush=True)"""
+ANSWERS = """import sys; sys.stdin.readline(); sys.stdin.readline(); print('{"answer": "trainer", "reason": "so"}', flush=True)"""
 
 
 @pytest.mark.parametrize(("program", "said"), [(HANGS, None), (ANSWERS, Opinion("trainer", "so"))])
