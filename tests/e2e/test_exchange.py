@@ -18,7 +18,6 @@ import pytest
 
 from tallystick.cli.main import main
 from tallystick.cli.run.disputing import _Hand  # pyright: ignore[reportPrivateUsage]
-from tallystick.commit.encoding import canonical_json
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import EntrySummary, StateSummary
 from tallystick.dispute.exchange import Answer, Posting, Question, encode_answer
@@ -83,6 +82,11 @@ class Court:
         code = main(["dispute", *map(str, arguments), "--json"])
         return code, json.loads(self.capsys.readouterr().out)
 
+    def tally_audit(self, *arguments: str | Path) -> tuple[int, dict[str, Any]]:
+        self.capsys.readouterr()
+        code = main(["audit", *map(str, arguments), "--json"])
+        return code, json.loads(self.capsys.readouterr().out)
+
     def open(self, *options: str) -> dict[str, Any]:
         code, said = self.tally(
             "open", self.runs / "trainer-run", self.runs / "auditor-run", "--out", self.docket,
@@ -114,7 +118,9 @@ class Court:
 
 @pytest.fixture
 def court(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Court:
-    return Court(runs, tmp_path, capsys)
+    own = tmp_path / "runs"  # what a party signed is kept beside its run
+    shutil.copytree(runs, own)
+    return Court(own, tmp_path, capsys)
 
 
 def test_a_dispute_by_files_ends_as_in_one_process_and_survives_restarts(court: Court) -> None:
@@ -157,9 +163,7 @@ def test_a_party_signs_again_what_it_signed_or_nothing(
     court: Court, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An answer that is gone, another number of threads, a second referee: none makes it sign a second list."""
-    shutil.copytree(court.runs, tmp_path / "own")
-    court.runs = tmp_path / "own"
-    memory = court.runs / "trainer-run" / signed_before.FILE
+    memory = court.runs / "trainer-run" / signed_before.FOLDER
     court.open()
     code, said = court.rule()
     while court.posting("trainer").question.kind != "list" or "trainer" not in said["awaited"]:
@@ -170,7 +174,7 @@ def test_a_party_signs_again_what_it_signed_or_nothing(
     asked = court.posting("trainer")
     place = court.docket / "trainer" / answer_name(asked.round)
     assert court.answer("trainer")[0] == 0
-    signed, kept = place.read_bytes(), memory.read_bytes()
+    signed = place.read_bytes()
     place.unlink()  # anybody may, who can write there
 
     def elsewhere() -> dict[str, str]:
@@ -188,14 +192,14 @@ def test_a_party_signs_again_what_it_signed_or_nothing(
     assert place.read_bytes() == signed
 
     place.unlink()
-    held = json.loads(kept)
-    held["moves"] = dict.fromkeys(held["moves"], "00" * 32)
-    memory.write_bytes(canonical_json(held))  # as if this machine's list were another by now
+    for file in memory.glob("*.move"):  # as if this machine's list were another by now
+        file.write_bytes(signed_before.SignedMove("00" * 32).encode())
     code, said = court.answer("trainer")
     assert code == 3
     assert "another committed was signed in this place of the dispute" in str(said)
     assert not place.exists()
-    memory.write_text("{}")
+    for file in memory.glob("*.move"):
+        file.write_text("{}")
     assert court.answer("trainer")[0] == 1  # unknown is no leave to sign
     assert not place.exists()
 
@@ -231,6 +235,38 @@ def test_a_claim_that_agrees_answers_no_accusation_unless_the_auditor_signs_it(
     assert forged.answer("auditor")[0] == 0
     code, said = forged.rule()
     assert (code, said["outcome"]) == (0, "agreement")
+
+
+def test_silence_over_a_claim_that_its_owner_never_signed_answers_no_accusation(
+    court: Court, tmp_path: Path
+) -> None:
+    """The trainer hands the referee its own documents as the auditor's claim; the auditor must refuse, and is silent."""
+    code, _ = court.tally_audit(
+        court.runs / "trainer-run",
+        "--key",
+        court.runs / "auditor.key",
+        "--statement",
+        tmp_path / "accused.json",
+    )
+    assert code == 1
+    shutil.rmtree(court.runs / "auditor-run")
+    shutil.copytree(court.runs / "trainer-run", court.runs / "auditor-run")
+    court.open("--deadline", "1", "--level", "steps")
+    code, said = court.rule()
+    while code == 5 and said["awaited"] == ["trainer"]:
+        assert court.answer("trainer")[0] == 0
+        code, said = court.rule()
+    time.sleep(max(0.0, said["deadline"] + 1.1 - time.time()))
+    signed = tmp_path / "verdict.intoto.json"
+
+    code, said = court.tally(
+        "rule", court.docket, "--accusation", tmp_path / "accused.json", "--key", court.runs / "trainer.key",
+        "--statement", signed,
+    )  # fmt: skip
+
+    assert code == 2 and "the auditor's key has signed no answer in this dispute" in said["error"]
+    assert not signed.exists()
+    assert court.rule()[1]["outcome"] == "forfeit"
 
 
 def test_a_party_that_stays_silent_loses_and_the_verdict_says_on_whose_word(court: Court) -> None:
@@ -344,6 +380,71 @@ def test_questions_that_somebody_else_put_there_change_no_answer(how: str, court
         hand.close()
     assert changed
     assert (code, said["loser"], said["step"], said["outcome"]) == (1, "trainer", AT, "fault")
+
+
+def test_a_party_answers_a_question_once_whatever_it_has_been_shown_since(court: Court) -> None:
+    """Before, a question written again, its answer spoilt, was answered by what the auditor knew by then: equivocation."""
+    court.open()
+    code, said = court.rule()
+    first: dict[int, bytes] = {}
+    while code == 5:
+        for party in said["awaited"]:
+            asked = court.posting(party)
+            assert court.answer(party)[0] == 0
+            place = court.docket / party / answer_name(asked.round)
+            first[asked.round] = place.read_bytes()
+            if party == "auditor":
+                for earlier in first.keys() - {asked.round}:
+                    (court.docket / party / answer_name(earlier)).unlink(missing_ok=True)
+                assert court.answer(party)[0] == 0
+                for path in (court.docket / party).glob("*.answer"):
+                    if court.docket.joinpath("accepted", f"{path.stem}.auditor.answer").exists():
+                        kept = court.docket / "accepted" / f"{path.stem}.auditor.answer"
+                        assert path.read_bytes() == kept.read_bytes()
+        code, said = court.rule()
+    assert (code, said["loser"], said["outcome"]) == (1, "trainer", "fault")
+
+
+def test_an_auditor_that_wants_the_same_again_is_not_heard_for_ever(court: Court) -> None:
+    court.open()
+    code, said = court.rule()
+    looks = 0
+    while code == 5 and looks < 2:
+        for party in said["awaited"]:
+            posting = court.posting(party)
+            if posting.question.kind == "look":
+                looks += 1
+                court.put(party, posting, Answer({"wanted": [[35, 0]]}), KEYS[party])
+            else:
+                assert court.answer(party)[0] == 0
+        code, said = court.rule()
+    assert "each once in the dispute" in str(said["exchange"]["refused"])
+
+
+@pytest.mark.parametrize("kind", ["entries", "show"])
+def test_a_question_that_asks_for_the_same_twice_or_more_than_it_says_is_refused(
+    kind: str, court: Court
+) -> None:
+    """Before, a few bytes in a mailbox had a party write as much as somebody liked."""
+    court.open()
+    code, said = court.rule()
+    asked = court.posting("trainer")
+    while "trainer" not in said["awaited"] or (asked := court.posting("trainer")).question.kind != kind:
+        for party in said["awaited"]:
+            assert court.answer(party)[0] == 0
+        code, said = court.rule()
+        assert code == 5
+    place = court.docket / "trainer" / question_name(asked.round)
+    name = "names" if kind == "entries" else "sources"
+    body: dict[str, Any] = dict(asked.question.body)
+    for other, words in (
+        (replace(asked.question, body={**body, name: body[name] * 2}), "the same thing twice"),
+        (replace(asked.question, most=1), "at most 1"),
+    ):
+        write_pieces(place, replace(asked, question=other).encode())
+        code, said = court.answer("trainer")
+        assert code == 1 and words in said["refused"][str(asked.round)]
+        assert not (court.docket / "trainer" / answer_name(asked.round)).exists()
 
 
 def test_answers_that_break_the_rules_of_the_game_are_refused_and_the_game_goes_on(court: Court) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tallystick.dispute.verdict import LogObjection, parse_verdict, verify_verdict
+from tallystick.errors import Mismatch
 from tallystick.execution.job import find_source
 from tallystick.numerics.log import (
     Frame,
@@ -30,7 +32,9 @@ from tallystick.roles.auditor import audit
 from tallystick.roles.claim import AuditorClaim, write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.replay import open_replay
+from tallystick.roles.statements import sign_audit
 from tallystick.roles.trainer import Order, record
+from tallystick.signing.keys import ed25519_key
 from tallystick.store.files import RunDirectory, frame_digest
 from tallystick.testing.cheats import forge
 
@@ -51,8 +55,6 @@ def honest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def with_frame(run: RunDirectory, path: Path, edit: Callable[[Frame], Frame]) -> RunDirectory:
     """A copy of a run whose log of step ``AT`` is another, with every digest made to fit; states are as they were."""
-    import shutil
-
     shutil.copytree(run.path, path)
     copy = RunDirectory(path)
     first = AT - AT % EVERY
@@ -141,9 +143,7 @@ def objecting(run: RunDirectory, path: Path, **changes: Any) -> RunDirectory:
     return claim
 
 
-@pytest.mark.parametrize(
-    "site", ["gradient of conv2.weight", "log", "decision 0 of micro-batch 0", "no such site"]
-)
+@pytest.mark.parametrize("site", ["gradient of conv2.weight", "decision 0 of micro-batch 0", "no such site"])
 def test_an_objection_to_an_honest_log_convicts_the_auditor(
     honest: RunDirectory, site: str, tmp_path: Path
 ) -> None:
@@ -151,6 +151,31 @@ def test_an_objection_to_an_honest_log_convicts_the_auditor(
 
     assert (result.loser, result.step, result.outcome) == ("auditor", AT, "fault")
     assert "nothing there comes near to breaking a rule" in result.reason
+
+
+@pytest.mark.parametrize("spoilt", ["changed", "absent"])
+def test_a_copy_that_was_spoilt_on_its_way_convicts_nobody(
+    honest: RunDirectory, spoilt: str, tmp_path: Path
+) -> None:
+    """Before, the auditor lost, and a trainer whose records lie went free with it; an audit accused the trainer."""
+    copy = RunDirectory(tmp_path / "copy")
+    shutil.copytree(honest.path, copy.path)
+    path = copy.log_path(AT - AT % EVERY)
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.unlink() if spoilt == "absent" else path.write_bytes(data)
+    claim, written = claimed(copy, tmp_path / "claim")
+    assert written.objection is not None and written.objection.site == "log"
+
+    result = dispute(honest, claim, SOURCE)
+
+    assert (result.loser, result.outcome, result.clears) == ("none", "cannot_reproduce", False), result.reason
+    assert "audit again with that" in result.reason
+    if spoilt == "changed":
+        report = audit(copy, SOURCE)
+        assert report.verdict == "mismatch" and report.first is not None and report.first.is_of_copy
+        with pytest.raises(Mismatch, match="nothing is signed against it; take another copy"):
+            sign_audit(copy, report, ed25519_key(bytes(32)), 0, "cpu")
 
 
 def test_a_false_objection_does_not_save_a_trainer_whose_state_is_false(

@@ -246,7 +246,7 @@ def test_a_module_first_imported_after_the_first_step_is_refused_by_name(
 
 def test_a_module_whose_import_is_hidden_is_refused_at_the_end_at_the_latest(tmp_path: Path) -> None:
     """As many modules as before, and the same one last: only all of them show it."""
-    with pytest.raises(OtherProgram, match=r"step 4: program file late.py was loaded after"):
+    with pytest.raises(OtherProgram, match=r"step 2: program file late.py was loaded after"):
         recorded(written(tmp_path / "job"), tmp_path / "run", hidden="1")
 
 
@@ -446,6 +446,77 @@ def test_a_step_that_does_not_end_on_the_auditors_machine_is_nobodys_fault(
     assert report.verdict == "cannot_reproduce"
     said = "the step does not end here: job: step 0: loss raised RuntimeError: could not create a primitive"
     assert said in str(report.first)
+
+
+OTHERWISE = """
+import importlib
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+from tallystick.execution.job import Job
+
+HERE = Path(__file__).parent
+
+
+def build(settings):
+    WAY
+    model = torch.nn.Linear(4, 1)
+    return Job(model, torch.optim.SGD(model.parameters(), lr=0.125), lambda step: torch.arange(8.0).reshape(2, 4) * factor,
+               lambda m, x: m(x).square().mean(), 4)
+"""
+ON_PATH = "sys.path.insert(0, str(HERE / 'lib')); "
+LOADED = "loader = importlib.util.spec_from_file_location('aside', HERE / 'lib' / 'aside.py'); "
+
+
+@pytest.mark.parametrize(
+    ("way", "is_refused"),
+    [
+        (f"{ON_PATH}factor = importlib.import_module('asi' + 'de').FACTOR", True),
+        (f"{ON_PATH}from package import aside; factor = aside.FACTOR", False),
+        (f"{ON_PATH}import aside; factor = aside.FACTOR", False),
+        ("factor = runpy.run_path(str(HERE / 'lib' / 'aside.py'))['FACTOR']", True),
+        (
+            f"{LOADED}aside = importlib.util.module_from_spec(loader); loader.loader.exec_module(aside); factor = aside.FACTOR",
+            True,
+        ),
+    ],
+)
+def test_what_a_program_executes_is_committed_or_refused(
+    way: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, two programs with other code behind such an import were one program by their digests, and both matched."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    lib = tmp_path / "job" / "lib"
+    (lib / "package").mkdir(parents=True)
+    file = tmp_path / "job" / "work.py"
+    file.write_text(OTHERWISE.replace("WAY", way))
+
+    def says(factor: float) -> None:
+        for each in (lib / "aside.py", lib / "package" / "aside.py"):
+            each.write_text(f"FACTOR = {factor}\n")
+        for name in [name for name in sys.modules if name.split(".")[0] in ("aside", "package")]:
+            del sys.modules[name]
+        sys.path[:] = [place for place in sys.path if place != str(lib)]
+        sys.path_importer_cache.clear()
+
+    says(1.0)
+    if is_refused:
+        with pytest.raises(
+            OtherProgram, match=r"aside.py was executed by the program, and no import in it says so"
+        ):
+            recorded(file, tmp_path / "run")
+        return
+    run = recorded(file, tmp_path / "run")
+    assert any(each.name.endswith("aside.py") for each in run.load_specification().job.program.files)
+    says(1.0)
+    assert audit(run, find_source(str(file))).verdict == "match"
+    says(2.0)
+    report = audit(run, find_source(str(file)))
+    assert report.verdict == "cannot_reproduce"
+    assert "aside.py" in str(firsts(report)[0])
 
 
 READING = """

@@ -140,6 +140,7 @@ def test_whole_numbers_that_are_other_ones_are_other_data_in_a_loop(
             with run.step(tokens(step, first)) as batch:
                 run.backward(loss(batch))
                 optimizer.step()
+                optimizer.zero_grad()
         return run.finish()
 
     loop(tallystick.Recorder(path, policy="fp32", steps=2, program=__file__), 0)

@@ -37,7 +37,7 @@ def explain_audit(
     found = Divergence("here", "trainer", step, environment=dict(report.environment))
     first = segment.deviations[0]
     if first.is_evidence:
-        cause = "broken_log" if first.about == "committed log" else "broken_state"
+        cause = "broken_log" if first.about == "copied log" else "broken_state"
         found.findings.append(Explanation(cause, "confirmed", first.own))
         return found
     transcript = directory.load_transcript()

@@ -74,7 +74,12 @@ class Answer:
     @property
     def nbytes(self) -> int:
         """Bytes of the body's canonical JSON and of all parts."""
-        return len(canonical_json(dict(self.body))) + sum(size_of(part) for part in self.parts)
+        return len(canonical_json(dict(self.body))) + self.nbytes_of_parts
+
+    @property
+    def nbytes_of_parts(self) -> int:
+        """Bytes of all parts."""
+        return sum(size_of(part) for part in self.parts)
 
     @property
     def cannot(self) -> str | None:
@@ -175,7 +180,7 @@ class Posting:
                 "format": QUESTION_FORMAT,
                 "kind": asked.kind,
                 "most": asked.most,
-                "parts": _stated(asked.parts),
+                "parts": stated_parts(asked.parts),
                 "party": asked.party,
                 "round": self.round,
                 "run": self.run.hex(),
@@ -202,7 +207,7 @@ def encode_answer(posting: Posting, answer: Answer, signer: Signer) -> Iterator[
     said = {
         "body": dict(answer.body),
         "dispute": posting.dispute.hex(),
-        "parts": _stated(answer.parts),
+        "parts": stated_parts(answer.parts),
         "party": posting.question.party,
         "question": posting.digest().hex(),
         "round": posting.round,
@@ -303,8 +308,9 @@ def _line(file: BinaryIO, size: int, what: str) -> bytes:
     return line[:-1]
 
 
-def _stated(parts: Sequence[Part]) -> list[list[object]]:
-    return [[size_of(part), hashlib.sha256(part).hexdigest()] for part in parts]
+def stated_parts(parts: Sequence[Part]) -> tuple[tuple[int, str], ...]:
+    """Return length and SHA-256, in hexadecimal, of each part."""
+    return tuple((size_of(part), hashlib.sha256(part).hexdigest()) for part in parts)
 
 
 def _parse_stated(value: object, what: str) -> list[tuple[int, bytes]]:

@@ -18,7 +18,7 @@ from tallystick.commit.field_rules import Embedded, HashText, Least, Size, Whole
 from tallystick.dispute.bisection import Claim
 from tallystick.dispute.record import StepsGame
 from tallystick.dispute.terms import PARTIES, Party
-from tallystick.errors import Mismatch, ProtocolViolation
+from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.run.documents import RunStatement, Specification, StepRecord
 from tallystick.run.proofs import StepProof, verify_step_proof
 
@@ -51,6 +51,23 @@ class LogObjection(Document, form=OBJECTION_FORMAT, what="log objection", limit=
     site: Annotated[str, Size(1, LONGEST_TEXT)]
     element: Annotated[int, Least(WHOLE_SITE)]
     rule: Annotated[str, Size(1, LONGEST_TEXT)]
+
+    def verify_about(self, run: str, steps: int) -> None:
+        """Return if it objects to a step of the run with this root and so many steps.
+
+        Raises:
+            InvalidInput: the run has no such step.
+            Mismatch: it is about another run.
+        """
+        if self.run != run:
+            raise Mismatch(
+                f"objection.json: objects to run {self.run}, disputed is {run}",
+                where="objection.json: run",
+                own=run,
+                stated=self.run,
+            )
+        if self.step >= steps:
+            raise InvalidInput(f"objection.json: objects to step {self.step}, the run has {steps}")
 
 
 parse_log_objection = LogObjection.parse

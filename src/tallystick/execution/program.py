@@ -13,7 +13,6 @@ import ast
 import functools
 import hashlib
 import importlib.metadata
-import inspect
 import os
 import site
 import stat
@@ -23,10 +22,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from types import CodeType, FrameType, FunctionType, ModuleType
 
 from tallystick.errors import InvalidInput, OtherProgram
+from tallystick.execution.program_watch import watch
 from tallystick.run.program import (
     ABSENT,
     FILE_LIMIT,
@@ -43,6 +42,7 @@ from tallystick.run.program import (
 from tallystick.version import __version__
 
 OWN = "tallystick"  # compared by version: a job that it ships is a file all the same
+HERE = Path(__file__).resolve().parent.parent  # of what OWN's version says
 LOOKED_AT = 16  # steps between two looks at every loaded module
 
 
@@ -59,6 +59,7 @@ class LocalProgram:
         executed: of every module that the finder loaded: file and bytes.
         allowed: what a run that is repeated states; None to load anything.
         environment: of each environment variable that its files read, as ``Program`` states it.
+        ran: files whose code the program had executed, by an import or otherwise.
     """
 
     name: str
@@ -69,6 +70,7 @@ class LocalProgram:
     executed: dict[str, tuple[Path, bytes]] = field(default_factory=dict[str, tuple[Path, bytes]])
     allowed: Program | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
+    ran: set[str] = field(default_factory=set[str])
     _parked: dict[str, ModuleType] = field(default_factory=dict[str, ModuleType])
     _loaded: tuple[int, str | None] = (0, None)
     _names: frozenset[str] = frozenset()
@@ -80,7 +82,7 @@ class LocalProgram:
             InvalidInput: a file is gone, too large, no regular file, or of a name that no document takes.
             OtherProgram: a file has changed since it was loaded.
         """
-        contents = {self.name: self.source}
+        contents, files_seen = {self.name: self.source}, {self.file}
         tops: set[str] = set()
         package = None if self.module is None else vars(self.module).get("__package__")
         todo = [*self.executed, *_imports(self.source, package or ""), *_held_by(self.module)]
@@ -97,6 +99,7 @@ class LocalProgram:
                 tops.add(name.partition(".")[0])
                 continue
             data = self._bytes_of(name, file)
+            files_seen.add(file)
             written = _document_name(name, file)
             if written == self.name and file == self.file:
                 data = self.source
@@ -108,6 +111,12 @@ class LocalProgram:
                     "install what is no part of it as a distribution"
                 )
             todo += [*_imports(data, str(vars(module).get("__package__") or "")), *_held_by(module)]
+        for each in sorted(self.ran):
+            if (file := Path(each).resolve()) not in files_seen and (file.is_file() or file.parent.is_file()):
+                raise OtherProgram(
+                    f"{each} was executed by the program, and no import in it says so, so nothing commits to it; "
+                    "import it by its name, or install it as a distribution"
+                )
         files = tuple(
             ProgramFile(name, len(data), hashlib.sha256(data).hexdigest())
             for name, data in sorted(contents.items())
@@ -119,12 +128,17 @@ class LocalProgram:
         if not stated.files:
             return [ProgramDifference("program", self.name, "no files")]
         own: dict[str, str] = {}
+        read: list[bytes] = []
         for name in stated.digests():
             data = self.source if name == stated.main else self._located(name)
             if data is not None:
+                read.append(data)
                 own[name] = hashlib.sha256(data).hexdigest()
         versions = {name: found for name in stated.distributions if (found := _version_of(name)) is not None}
-        return compare_files(own, stated.digests()) + compare_versions(versions, stated.distributions)
+        expected = dict(stated.digests())
+        if any(b"sys.path" in data for data in read):  # where it will look nobody knows before it runs
+            expected = {name: hexed for name, hexed in expected.items() if name in own}
+        return compare_files(own, expected) + compare_versions(versions, stated.distributions)
 
     def compare_loaded(self, stated: Program) -> list[ProgramDifference]:
         """Return what is loaded by now and not stated; what is stated and not loaded yet is no difference."""
@@ -146,10 +160,10 @@ class LocalProgram:
                 f"step {step}: environment variable {late[0]} was read after the program had been committed to; "
                 "read it in build, or make it a setting of the job"
             )
-        loaded = len(sys.modules), next(reversed(sys.modules), None)
+        loaded = len(sys.modules) + len(self.ran), next(reversed(sys.modules), None)
         if loaded == self._loaded and step % LOOKED_AT and not whole:
             return
-        names, self._loaded = frozenset(sys.modules), loaded
+        names, self._loaded = frozenset(sys.modules) | self.ran, loaded
         if names == self._names:
             return
         self._names = names
@@ -175,6 +189,20 @@ class LocalProgram:
         """Note that code of ``file`` read an environment variable, if that file is the program's."""
         if file == str(self.file) or any(file == str(each) for each, _ in self.executed.values()):
             self.environment.setdefault(name, _stated_value(value))
+
+    def note_execution(self, file: str, frame: FrameType | None) -> None:
+        """Note that code of ``file`` is executed, if one of the program's own files has it executed and nobody installed it."""
+        if file in self.ran or file == str(self.file):
+            return
+        sites, standard = _places()
+        path = Path(file).resolve()
+        if path.is_relative_to(HERE) or any(path.is_relative_to(place) for place in (*sites, *standard)):
+            return
+        own = {str(self.file), *(str(each) for each, _ in self.executed.values())}
+        while frame is not None and frame.f_code.co_filename not in own:
+            frame = frame.f_back
+        if frame is not None:
+            self.ran.add(file)
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -217,7 +245,7 @@ class LocalProgram:
         _FINDER.program = self
         for name in [name for name in self._parked if name not in sys.modules]:
             sys.modules[name] = self._parked.pop(name)
-        _watch_environment()
+        watch(_active)
         if _FINDER not in sys.meta_path:
             at = next((n for n, each in enumerate(sys.meta_path) if each is PathFinder), len(sys.meta_path))
             sys.meta_path.insert(at, _FINDER)
@@ -234,6 +262,7 @@ class LocalProgram:
         self._parked.clear()
         self.executed.clear()
         self.environment.clear()
+        self.ran.clear()
         self.module = None
 
     def take(self, name: str, file: Path, data: bytes) -> None:
@@ -300,33 +329,8 @@ class _Finder:
 _FINDER = _Finder()
 
 
-@functools.cache
-def _watch_environment() -> None:
-    """Have ``os.environ`` say from now on which of the active program's files read which variable."""
-    plain: Any = type(os.environ)
-
-    def read(self: object, name: object) -> object:
-        value = None
-        try:
-            value = plain.__getitem__(self, name)
-        finally:
-            frame = inspect.currentframe()
-            while frame is not None and _is_between(str(frame.f_globals.get("__name__"))):
-                frame = frame.f_back
-            if frame is not None and _FINDER.program is not None and isinstance(name, (str, bytes)):
-                stated = os.fsdecode(value) if isinstance(value, (str, bytes)) else None
-                _FINDER.program.note_variable(frame.f_code.co_filename, os.fsdecode(name), stated)
-        return value
-
-    watched = type("Environ", (plain,), {"__getitem__": read})
-    os.environ.__class__ = watched
-    if os.supports_bytes_environ:
-        os.environb.__class__ = watched
-
-
-def _is_between(module: str) -> bool:
-    """Whether a module may stand between a reader and a variable: the standard library, and this one."""
-    return module == __name__ or module.partition(".")[0] in sys.stdlib_module_names
+def _active() -> LocalProgram | None:
+    return _FINDER.program
 
 
 def _stated_value(value: str | None) -> str:

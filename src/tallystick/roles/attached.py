@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.execution.session.session import HasRun
 from tallystick.roles.audit_report import AuditReport
 from tallystick.roles.follower import FOLLOW_VARIABLE, Follower
 from tallystick.roles.loop import FROM_OPERATORS
@@ -303,8 +304,8 @@ class Attached:
         if closure is None or isinstance(self._optimizer, torch.optim.LBFGS):  # which runs it again and again
             return None
         with torch.enable_grad():
-            closure()
-        return args[:1], {name: value for name, value in kwargs.items() if name != "closure"}
+            has_run = HasRun(closure())
+        return (self._optimizer, has_run, *args[2:]), {k: v for k, v in kwargs.items() if k != "closure"}
 
     def _noted_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         """Run a backward pass as torch does, and take what it begins with for the loss of a micro-batch."""

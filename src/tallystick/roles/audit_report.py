@@ -16,7 +16,7 @@ ACCUSING: tuple[VerdictName, ...] = ("mismatch", "log_violation")
 UNDECIDED: tuple[VerdictName, ...] = ("cannot_reproduce", "not_accepted")
 About = Literal[
     "data", "schedule", "loss", "state", "fingerprint", "log", "noise", "limit", "beginning", "program", "job",
-    "committed log", "committed state",
+    "committed state", "copied log", "copied state",
 ]  # fmt: skip
 
 # What deviations are called where they are about no tensor and no site.
@@ -44,7 +44,8 @@ class Deviation:
         element: flat index, or None.
         own, stated: both values as text.
         about: what kind of thing ``subject`` names. ``job`` is what this machine has otherwise, ``noise`` its own above
-            the bands, ``limit`` what was accepted; of what was committed, the file is not what its digest says.
+            the bands, ``limit`` what was accepted; what is ``copied`` is a file here that is not what was committed, whoever
+            changed it; a ``committed state`` contradicts what was committed beside it.
     """
 
     step: int
@@ -58,7 +59,12 @@ class Deviation:
     @property
     def is_evidence(self) -> bool:
         """Whether a file is not what was committed to: bytes show it, and no noise explains it."""
-        return self.about in ("committed log", "committed state")
+        return self.about == "committed state" or self.is_of_copy
+
+    @property
+    def is_of_copy(self) -> bool:
+        """Whether it is about the files that were audited, and says nothing of whoever committed."""
+        return self.about in ("copied log", "copied state")
 
     def __str__(self) -> str:
         where = "" if self.element is None else f" element {self.element}"

@@ -221,13 +221,14 @@ class _RunAudit:
         """
         start, end = result.start, result.end
         roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in self.transcript.checkpoints()}
-        about: About = "committed state"
+        about: About = "copied state"
         try:
             state = self.directory.load_committed(start, roots[start])
+            about = "committed state"
             if start:
                 check_fingerprint(self.transcript.record(start - 1), state)
                 check_cursor(start, state)
-            about = "committed log"
+            about = "copied log"
             frames = self.directory.load_frames(self.transcript, start, end)
             about = "committed state"
             _load_or_refuse(self.replay.session, state)
@@ -336,14 +337,14 @@ def find_contradictions(
     if end < transcript.num_steps and not os.path.lexists(directory.checkpoint_path(end)):
         return []
     record = transcript.record(end - 1)
+    about: About = "copied state"
     try:
         state = directory.load_committed(end, str(record.state_root))
+        about = "committed state"
         check_fingerprint(record, state)
         check_cursor(end, state)
     except Mismatch as problem:
-        return [
-            Deviation(end - 1, "mismatch", EVIDENCE, None, str(problem), "its own digest", "committed state")
-        ]
+        return [Deviation(end - 1, "mismatch", EVIDENCE, None, str(problem), "its own digest", about)]
     except InvalidInput:
         if not result.deviations:
             raise

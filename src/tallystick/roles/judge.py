@@ -21,7 +21,7 @@ from tallystick.roles.parties import Respondent
 from tallystick.roles.recorded_trace import RecordedTrace
 from tallystick.roles.referee import DisputeResult, Referee
 from tallystick.roles.replay import Replay, open_program, open_replay
-from tallystick.roles.signed_before import FILE, SignedBefore
+from tallystick.roles.signed_before import FOLDER, SignedBefore
 from tallystick.run.documents import Specification
 from tallystick.signing.keys import PublicKey, Signer
 from tallystick.store.docket import Docket
@@ -144,7 +144,7 @@ def respondent(
         InvalidInput, Mismatch: the run's documents are malformed, or contradict each other.
         Nondeterminism: this machine cannot repeat the job.
     """
-    transcript, memory = directory.load_transcript(), SignedBefore(directory.path / FILE)
+    transcript, memory = directory.load_transcript(), SignedBefore(directory.path / FOLDER)
     specification = transcript.specification
     if party == "trainer":
         trace = RecordedTrace(directory, transcript, defend_with(source)(specification), party, Ledger())

@@ -95,6 +95,11 @@ def rule_on_log(
         return LogRuling(Ruling("trainer", reason), "fault")
     if objection.site in {doubt.removeprefix(f"step {step}: ") for doubt in context.doubts}:
         return _nobody(f"step {step}: {objection.site} lies too near a rule's limit to tell who is right")
+    if objection.site == "log":
+        return _nobody(
+            f"step {step}: the auditor had no log that it could follow, and what the trainer hands over now is the committed one "
+            "and can be followed: audit again with that"
+        )
     reason = f"step {step}: the auditor objects to {quoted(objection.site)}, and nothing there comes near to breaking a rule"
     return LogRuling(Ruling("auditor", reason), "fault")
 

@@ -45,6 +45,7 @@ class Loop(ABC, Generic[Result]):
         self._session: Session | None = None
         self._loss: Loss | None = None
         self._micro_batch = 0
+        self._carries = False  # gradients of a step that the optimizer did not take
         self._traced: TracedStep | None = None
         self._data: Any = None
         self._later: Callable[[], None] | None = None
@@ -135,7 +136,7 @@ class Loop(ABC, Generic[Result]):
         """
         session = Session(
             model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra,
-            follows_up=follows_up, smooth=frozenset(smooth),
+            follows_up=follows_up, keeps_gradients=True, smooth=frozenset(smooth),
             jitter=Jitter(20241, fewest=0) if self.has_jitter else None,
         )  # fmt: skip
         session.prepare()
@@ -155,6 +156,7 @@ class Loop(ABC, Generic[Result]):
 
         Raises:
             ProtocolViolation: outside ``step``, or after the optimizer has stepped.
+            Nondeterminism: gradients of before the step are still there, by name.
         """
         session = self.session
         if not session.is_capturing:
@@ -162,6 +164,8 @@ class Loop(ABC, Generic[Result]):
                 "recorder: backward belongs inside `with recorder.step(batch)`, before optimizer.step()"
             )
         opened = session.open_step
+        if self._micro_batch == 0 and not self._carries:
+            session.trained.verify_no_gradients(session.step)
         opened.backward(loss, run)
         opened.note_loss(loss)
         self._micro_batch += 1
@@ -197,7 +201,7 @@ class Loop(ABC, Generic[Result]):
     def _bracket(self, context: RoundingContext, batch: Any) -> Generator[Any]:
         session = self.session
         self._micro_batch = 0
-        traced = self._traced = None if self._loss is not None else TracedStep(session)
+        traced = self._traced = None if self._loss is not None else TracedStep(session, carries=self._carries)
         with session.stepping(context, trace=None if traced is None else traced.trace) as opened:
             opened.open_capture(0)
             yield None if batch is FROM_OPERATORS else session_batch(session, batch)
@@ -213,6 +217,7 @@ class Loop(ABC, Generic[Result]):
             batch = traced.data() if batch is FROM_OPERATORS else batch
         self._data = batch
         session.step += 1
+        self._carries = opened.skipped
         self._outcome = StepOutcome(
             batch_digest(batch),
             self._micro_batch,

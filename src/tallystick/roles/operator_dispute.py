@@ -172,6 +172,7 @@ class RecordParts:
 # -- the referee ---------------------------------------------------------------------------------
 
 LIST_LIMIT = 1 << 28  # bytes of a list
+MOST_LOOKS = 1 << 12  # of an auditor, which asks for four times as much each time up to the limit
 
 
 @dataclass
@@ -207,7 +208,8 @@ class OperatorDispute:
 
     def __post_init__(self) -> None:
         self.sent: dict[Party, int] = dict.fromkeys(PARTIES, 0)
-        self.opened = self.judged = self.count = 0
+        self.opened = self.judged = self.count = self.looks = 0
+        self.shown: set[Source] = set()
         self.signatures: list[bytes | None] = []
         self.said = History(self.terms)
         self.operators: list[Operator] = []
@@ -235,6 +237,8 @@ class OperatorDispute:
         self._moved("trainer", said)
         looked = self._ask("auditor", "look", self._looked, parts=(self.facts.frame, blob), sources=[])
         while isinstance(looked, list):
+            self.looks += 1
+            self.shown |= {*looked}
             wanted, sources = looked, [list(source) for source in looked]
             most = sum(nbytes_of(self.operators, source) for source in wanted)
             shown = self._ask("trainer", "show", partial(self._shown, wanted), most=most, sources=sources)
@@ -301,8 +305,10 @@ class OperatorDispute:
             for item in answer.fields("wanted").items("wanted"):
                 at, number = items_in(item, "a result", 2)
                 wanted.append((whole_in(at, "a leaf"), whole_in(number, "an output")))
-            if not 0 < len(wanted) <= MOST_PARTS or len({*wanted}) != len(wanted):
-                raise InvalidInput(f"answer: must want 1 to {MOST_PARTS} results, each once")
+            if not 0 < len(wanted) <= MOST_PARTS or len({*wanted} - self.shown) != len(wanted):
+                raise InvalidInput(f"answer: must want 1 to {MOST_PARTS} results, each once in the dispute")
+            if self.looks >= MOST_LOOKS:
+                raise InvalidInput(f"answer: results were shown {MOST_LOOKS} times; object, or decline")
             if sum(nbytes_of(self.operators, source) for source in wanted) > SHOWN_LIMIT and len(wanted) > 1:
                 raise InvalidInput(f"answer: several results may have {SHOWN_LIMIT} bytes together")
             return wanted

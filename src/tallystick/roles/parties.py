@@ -211,7 +211,7 @@ class Respondent:
         state = self.trace.witness_at(self._index(question))
         if state is None:
             return unable("the state cannot be made again")
-        names = items_in(question.body.get("names"), "names")
+        names = _once(items_in(question.body.get("names"), "names"))
         held = [state.entries[name] for name in names if isinstance(name, str) and name in state.entries]
         return Answer({}, tuple(_bytes_of(entry) for entry in held))
 
@@ -237,9 +237,12 @@ class Respondent:
 
     def _show(self, question: Question) -> Answer:
         side = self._trainer(question)
-        sources = [_source(item) for item in items_in(question.body.get("sources"), "sources")]
-        for source in sources:
-            operator_examination.nbytes_of(side.trace.operators, source)  # raises where there is none
+        sources = _once([_source(item) for item in items_in(question.body.get("sources"), "sources")])
+        total = sum(operator_examination.nbytes_of(side.trace.operators, source) for source in sources)
+        if total > question.most:
+            raise InvalidInput(
+                f"question: these results have {total} bytes, it asks for at most {question.most}"
+            )
         return Answer({}, tuple(side.show(source) for source in sources))
 
     def _looked(self, question: Question) -> Answer:
@@ -476,6 +479,17 @@ def _moves(question: Question) -> list[Move]:
 def _listed(question: Question) -> Committed | None:
     """Return to which list the trainer is said to commit."""
     return next((move for move in _moves(question) if isinstance(move, Committed)), None)
+
+
+def _once(items: list[Value]) -> list[Value]:
+    """Return what is asked for, each once.
+
+    Raises:
+        InvalidInput: something is asked for twice.
+    """
+    if len({str(item) for item in items}) != len(items):
+        raise InvalidInput("question: asks for the same thing twice")
+    return items
 
 
 def _source(item: object) -> Source:

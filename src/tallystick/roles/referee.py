@@ -164,7 +164,9 @@ class Referee:
     def _rule(self) -> DisputeResult:
         ours, theirs, seats = self.ours, self.theirs, self.seats
         checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
-        objection = _checked_objection(self.objection, ours)
+        objection = self.objection
+        if objection is not None:
+            objection.verify_about(ours.root().hex(), ours.num_steps)
         if (begun := self._judged_beginning()) is not None:
             return begun
         claims: dict[Party, list[bytes]] = {
@@ -172,8 +174,14 @@ class Referee:
         }
         step_judge = StepJudge(ours, theirs, self.replay, seats, self.panel)
         # A false state in the middle is disputed too, where both sides end in the same one.
+        # Behind a log that it did not have, the auditor's states say nothing.
+        known = ours.num_steps if objection is None or objection.site != "log" else objection.step
         last = next(
-            (i for i in reversed(range(len(checkpoints))) if claims["trainer"][i] != claims["auditor"][i]),
+            (
+                i
+                for i in reversed(range(len(checkpoints)))
+                if checkpoints[i] <= known and claims["trainer"][i] != claims["auditor"][i]
+            ),
             None,
         )
         if last is None:
@@ -315,27 +323,6 @@ class Referee:
                 "structure", structure.hex(), step, agreed=agreed, frame=frame, at=at
             ),
         )  # fmt: skip
-
-
-def _checked_objection(objection: LogObjection | None, ours: Transcript) -> LogObjection | None:
-    """Return what the auditor's claim objects to in the trainer's log, or None.
-
-    Raises:
-        InvalidInput: the objection is to a step that the run does not have.
-        Mismatch: it is about another run.
-    """
-    if objection is None:
-        return None
-    if objection.run != ours.root().hex():
-        raise Mismatch(
-            f"objection.json: objects to run {objection.run}, disputed is {ours.root().hex()}",
-            where="objection.json: run",
-            own=ours.root().hex(),
-            stated=objection.run,
-        )
-    if objection.step >= ours.num_steps:
-        raise InvalidInput(f"objection.json: objects to step {objection.step}, the run has {ours.num_steps}")
-    return objection
 
 
 def _weightiest(findings: Sequence[StepFinding], otherwise: DisputeResult) -> DisputeResult:

@@ -1,39 +1,58 @@
 """What a party signed in disputes about its run, kept beside the run: asked again, it says the same or nothing.
 
 A step's list differs in its last bits between numbers of threads and instruction sets. A party that is started again under
-others would sign a second list, or go on from one that it cannot open, and lose by it (spec/dispute.md 13).
+others would sign a second list, or go on from one that it cannot open, and lose by it (spec/dispute.md 13). What it wants to
+be shown follows from what it has been shown; its signature need not be the same twice. So answers are kept as well, by the
+question's digest. Every move and answer is a file of its own that is made once: two processes of one party agree.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from tallystick.commit.codec import Document
+from tallystick.dispute.exchange import HEAD_LIMIT, Answer, Posting, stated_parts
 from tallystick.dispute.signed_moves import MoveClaim
 from tallystick.errors import Nondeterminism
 from tallystick.execution.determinism import INSTRUCTION_SETS
-from tallystick.store.files import read_whole, write_whole
+from tallystick.store.files import read_whole, storing
 
-FILE = "signed-before.json"
-FORMAT = "tallystick/signed-before/1"
-LIMIT = 1 << 24  # bytes of the file
+FOLDER = "signed-before"
+FORMAT = "tallystick/signed-before/2"
+LIMIT = 1 << 16  # bytes of the file with the arithmetic
+WHAT = "what was signed before"
 
 
 @dataclass(frozen=True)
-class SignedMoves(Document, form=FORMAT, what=FILE, limit=LIMIT):
-    """What the file holds: under which arithmetic, and which move (its digest) in which place."""
+class SigningArithmetic(Document, form=FORMAT, what=WHAT, limit=LIMIT):
+    """Under which arithmetic a party signed first."""
 
     arithmetic: Mapping[str, str]
-    moves: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SignedMove(Document, form=FORMAT, what=WHAT, limit=LIMIT):
+    """Which move (its digest) was signed in a place."""
+
+    move: str
+
+
+@dataclass(frozen=True)
+class SignedAnswer(Document, form=FORMAT, what=WHAT, limit=HEAD_LIMIT):
+    """What was answered to a question: the body, and length and digest of each part."""
+
+    body: Mapping[str, object]
+    parts: tuple[tuple[int, str], ...]
 
 
 class SignedBefore:
-    """The memory of one run's party, in a file of its own; nothing is signed that is not written there first."""
+    """The memory of one run's party, in a folder of its own; nothing is signed that is not written there first."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,14 +64,17 @@ class SignedBefore:
             InvalidInput: the file is not one of these.
             Nondeterminism: it does not; with the settings to use.
         """
-        before = self._load().arithmetic
+        file = self.path / "arithmetic.json"
+        if not os.path.lexists(file):
+            return
+        before = SigningArithmetic.parse(_read(file, LIMIT)).arithmetic
         here = arithmetic()
         apart = [
             f"{name} was {before.get(name, 'not set')}, is {here.get(name, 'not set')}"
             for name in sorted(before.keys() | here.keys())
             if before.get(name) != here.get(name)
         ]
-        if before and apart:
+        if apart:
             raise Nondeterminism(
                 f"{self.path}: moves about this run were signed under another arithmetic, and others would contradict them: "
                 f"{'; '.join(apart)}; start again as before"
@@ -62,29 +84,61 @@ class SignedBefore:
         """Write down what is about to be signed.
 
         Raises:
-            InvalidInput: the file is not one of these.
-            Nondeterminism: another move was signed in its place before.
+            InvalidInput: a file is not one of these.
+            Nondeterminism: another move was signed in its place before, or under another arithmetic.
             StoreError: it cannot be written.
         """
-        held = self._load()
-        moves = held.moves
-        places = [place.hex() for place in claim.places()]
-        for place in places:
-            if moves.get(place, claim.move.hex()) != claim.move.hex():
+        self._make("arithmetic.json", SigningArithmetic(arithmetic()).encode(), LIMIT)
+        self.verify_arithmetic()
+        mine = SignedMove(claim.move.hex())
+        for place in claim.places():
+            kept = SignedMove.parse(self._make(f"{place.hex()}.move", mine.encode(), LIMIT))
+            if kept != mine:
                 raise Nondeterminism(
-                    f"{self.path}: another {claim.kind} was signed in this place of the dispute, {moves[place][:16]}.., "
-                    f"now it is {claim.move.hex()[:16]}..: this machine computes otherwise than then"
+                    f"{self.path}: another {claim.kind} was signed in this place of the dispute, {kept.move[:16]}.., "
+                    f"now it is {mine.move[:16]}..: this machine computes otherwise than then"
                 )
-        kept = {**moves, **dict.fromkeys(places, claim.move.hex())}
-        if kept != moves:
-            write_whole(self.path, SignedMoves(held.arithmetic or arithmetic(), kept).encode())
 
-    def _load(self) -> SignedMoves:
-        if not os.path.lexists(self.path):
-            return SignedMoves({}, {})
-        return SignedMoves.parse(
-            read_whole(self.path, limit=LIMIT, what="what was signed before", follow=False)
-        )
+    def answer_once(self, posting: Posting, answer: Answer) -> Answer:
+        """Return what was answered to the question before, with the same parts; else ``answer``, which is kept.
+
+        Raises:
+            InvalidInput: a file is not one of these.
+            Nondeterminism: what was answered had other parts.
+            StoreError: it cannot be written.
+        """
+        mine = SignedAnswer(dict(answer.body), stated_parts(answer.parts))
+        name = f"{posting.digest().hex()}.answer"
+        kept = SignedAnswer.parse(self._make(name, mine.encode(), HEAD_LIMIT))
+        if kept.parts not in ((), mine.parts):
+            raise Nondeterminism(
+                f"{self.path}: the question of round {posting.round} was answered before, with other data than this machine "
+                "finds now"
+            )
+        return replace(answer, body=kept.body, parts=answer.parts if kept.parts else ())
+
+    def _make(self, name: str, data: bytes, limit: int) -> bytes:
+        """Return what is in a file, which is made with ``data`` if it is not there yet."""
+        file = self.path / name
+        if not os.path.lexists(file):
+            with storing(f"{file}: cannot be written"):
+                self.path.mkdir(exist_ok=True)
+                descriptor, temporary = tempfile.mkstemp(prefix=".", dir=self.path)
+                try:
+                    with os.fdopen(descriptor, "wb") as opened:
+                        opened.write(data)
+                        opened.flush()
+                        os.fsync(descriptor)
+                    os.link(temporary, file)
+                except FileExistsError:
+                    pass  # another process of this party was first
+                finally:
+                    Path(temporary).unlink(missing_ok=True)
+        return _read(file, limit)
+
+
+def _read(file: Path, limit: int) -> bytes:
+    return read_whole(file, limit=limit, what=WHAT, follow=False)
 
 
 def arithmetic() -> Mapping[str, str]:

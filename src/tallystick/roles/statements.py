@@ -91,7 +91,13 @@ def sign_audit(directory: RunDirectory, report: AuditReport, signer: Signer, at:
     Raises:
         ProtocolViolation: the directory no longer holds the run that was audited.
         InvalidInput: the final state followed, and no longer opens its root.
+        Mismatch: a file of this copy is not what the run commits to, so what was found is not about the run.
     """
+    if report.first is not None and report.first.is_of_copy:
+        raise Mismatch(
+            f"{directory.path}: {report.first.own}: so this copy is not the run that was committed to, and nothing is signed "
+            "against it; take another copy"
+        )
     held = _same(directory, report.root, f"audit: {report.verdict} was found")
     freedom = report.freedom
     claim = AuditClaim(

@@ -17,22 +17,17 @@ ZEROS = "gradient/"  # before the name of a parameter whose gradient was zero, n
 
 
 class TracedStep:
-    """The session's next step.
+    """The session's next step; ``carries`` if the optimizer did not take the one before, whose gradients are still there.
 
     Raises:
-        Nondeterminism: gradients are there already that are not zero; by name.
+        Nondeterminism: they are not zero; by name.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, carries: bool) -> None:
         self._session = session
         gradients = {name: p.grad for name, p in session.parameters if p.grad is not None}
-        for name, gradient in gradients.items():
-            if bool(gradient.any()):
-                raise Nondeterminism(
-                    f"step {session.step}: {name} has a gradient from before the step, which nobody could repeat with it; call "
-                    "optimizer.zero_grad() after each optimizer.step(), take micro-batches within one step, or give prepare() "
-                    "the loss="
-                )
+        if carries:
+            session.trained.verify_no_gradients(session.step)
         self._zeros = {ZEROS + name: gradient for name, gradient in gradients.items()}
         self.trace = PassTrace({**_tensors(session), **self._zeros})
 

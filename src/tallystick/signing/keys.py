@@ -127,7 +127,7 @@ class SigningKey:
         """Return a signature over ``message``."""
         if isinstance(self._private, ed25519.Ed25519PrivateKey):
             return self._private.sign(message)
-        return self._private.sign(message, _ecdsa(self.public_key.algorithm))
+        return self._private.sign(message, _ecdsa(self.public_key.algorithm, is_signing=True))
 
     def pem(self, password: bytes | None = None) -> bytes:
         """Return the private key as PKCS #8 PEM, encrypted where a password is given."""
@@ -222,5 +222,10 @@ def _public_key(key: PublicKeyTypes, what: str) -> PublicKey:
     return PublicKey(algorithm, key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
 
 
-def _ecdsa(algorithm: str) -> ec.ECDSA:
-    return ec.ECDSA(hashes.SHA256() if algorithm == P256 else hashes.SHA384())
+def _ecdsa(algorithm: str, *, is_signing: bool = False) -> ec.ECDSA:
+    """Signatures are the same twice (RFC 6979) where the library can."""
+    hashed = hashes.SHA256() if algorithm == P256 else hashes.SHA384()
+    try:
+        return ec.ECDSA(hashed, deterministic_signing=is_signing)
+    except UnsupportedAlgorithm:
+        return ec.ECDSA(hashed)

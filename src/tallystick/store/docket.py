@@ -38,6 +38,7 @@ from tallystick.dispute.exchange import (
     signed_payload,
 )
 from tallystick.dispute.terms import PARTIES, Party
+from tallystick.dispute.verdict import VERDICT_LIMIT
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError, TallyError
 from tallystick.signing.keys import PublicKey, parse_public_key
 from tallystick.store.files import RunDirectory, read_whole, storing, write_pieces, write_whole
@@ -55,7 +56,7 @@ IN_THE_WAY = (
     errno.ELOOP,
 )
 """What the system answers where something lies in a mailbox, or in its place, that a file cannot take the place of."""
-JOURNAL_FORMAT = "tallystick/dispute-journal/1"
+JOURNAL_FORMAT = "tallystick/dispute-journal/2"
 DOCKET_LIMIT = 1 << 16
 JOURNAL_LIMIT = 1 << 24
 POLL_SECONDS = 0.2
@@ -82,17 +83,22 @@ class Taken:
 
 @dataclass
 class Round:
-    """One round: when it was posted, what was asked (digest, and length of the file), what has arrived, who was silent."""
+    """One round: when it was posted, what was asked (digest, and length of the file), what has arrived, who was silent.
+
+    ``delivered`` says whether every question has been written into its mailbox: before that, nobody's time has begun.
+    """
 
     posted: int
     asked: dict[Party, tuple[str, int]]
     taken: dict[Party, Taken] = field(default_factory=dict[Party, Taken])
     silent: list[Party] = field(default_factory=list[Party])
+    delivered: bool = False
 
     def fields(self) -> dict[str, object]:
         """Return the round as a JSON object."""
         return {
             "asked": {party: list(each) for party, each in self.asked.items()},
+            "delivered": self.delivered,
             "posted": self.posted,
             "silent": list(self.silent),
             "taken": {party: vars(each) for party, each in self.taken.items()},
@@ -130,6 +136,7 @@ class Docket:
         self.deadline = "no deadline"
         self.waited = 0.0
         self._next = 0
+        self._since: dict[int, float] = {}  # rounds posted by this object, by a clock that nobody sets
 
     @classmethod
     def open(
@@ -213,7 +220,7 @@ class Docket:
             ]
             if not awaited:
                 return found
-            if self.timeout_s is not None and now > held.posted + self.timeout_s:
+            if self._is_over(number, held, now):
                 # Only now, after another look: an answer that is there when the referee looks is in time.
                 held.silent += awaited
                 self._save_journal()
@@ -224,8 +231,20 @@ class Docket:
             time.sleep(POLL_SECONDS)
             self.waited += POLL_SECONDS
 
+    def _is_over(self, number: int, held: Round, now: int) -> bool:
+        """Whether a round's time is over; for whoever has waited here since it was posted, by both clocks."""
+        if self.timeout_s is None or now <= held.posted + self.timeout_s:
+            return False
+        since = self._since.get(number) if self.follow else None
+        return since is None or time.monotonic() - since > self.timeout_s
+
     def _post(self, number: int, questions: Mapping[Party, Question]) -> Round:
+        if number < len(self.rounds) and not self.rounds[number].delivered:
+            del self.rounds[
+                number:
+            ]  # the disk refused, or the process died: it is asked anew, and its time begins
         if number == len(self.rounds):
+            self._since[number] = time.monotonic()
             held = Round(int(self.clock()), {})
             for party, question in questions.items():
                 posting = self._posting(number, held, question)
@@ -242,6 +261,9 @@ class Docket:
             file = self.path / party / question_name(number)
             if party not in held.taken and party not in held.silent and not _holds(file, posting):
                 self._deliver(party, file.name, posting.encode())
+        if not held.delivered:
+            held.delivered = True
+            self._save_journal()
         self.deadline = "no deadline" if self.timeout_s is None else f"second {held.posted + self.timeout_s}"
         return held
 
@@ -308,11 +330,12 @@ class Docket:
         Raises:
             ForfeitError: one does; its first line, the signed statement, is kept beside the answer that was taken.
         """
+        is_ruled = (self.path / RULING).exists()  # what is said after the ruling changes nothing
         for number, held in enumerate(self.rounds):
             for party, taken in held.taken.items():
                 kept = self._accepted(number, party).with_suffix(".contradiction")
                 path = kept if kept.exists() else self.path / party / answer_name(number)
-                if not os.path.lexists(path):
+                if not os.path.lexists(path) or (is_ruled and path != kept):
                     continue
                 try:
                     head = _head(path)
@@ -350,6 +373,22 @@ class Docket:
     def _save_journal(self) -> None:
         said = {"format": JOURNAL_FORMAT, "rounds": [held.fields() for held in self.rounds]}
         write_whole(self.path / "journal.json", canonical_json(said))
+
+    def has_answered(self, party: Party) -> bool:
+        """Whether an answer that the party signed has counted in this dispute."""
+        return any(party in held.taken for held in self.rounds)
+
+    def verify_ruling(self, verdict: bytes) -> None:
+        """Return if the dispute has not been ruled on otherwise.
+
+        Raises:
+            Mismatch: it has: a judge signs one ruling.
+        """
+        path = self.path / RULING
+        if path.exists() and read_whole(path, limit=VERDICT_LIMIT, what="a ruling") != verdict:
+            raise Mismatch(
+                f"{path}: this dispute was ruled on otherwise; that ruling stands, nothing was signed"
+            )
 
     def end(self, verdict: bytes, record: bytes | None) -> None:
         """Write how the dispute ended, for the parties too."""
@@ -397,7 +436,8 @@ def _hash(text: str) -> bytes:
 
 
 def _round(value: object) -> Round:
-    fields = Fields(value, what="journal: round", names=("asked", "posted", "silent", "taken"))
+    names = ("asked", "delivered", "posted", "silent", "taken")
+    fields = Fields(value, what="journal: round", names=names)
     asked: dict[Party, tuple[str, int]] = {}
     taken: dict[Party, Taken] = {}
     silent = fields.items("silent")
@@ -412,7 +452,8 @@ def _round(value: object) -> Round:
             taken[party] = Taken(
                 each.integer("at"), each.integer("nbytes"), each.text("head"), each.text("payload")
             )
-    return Round(fields.integer("posted"), asked, taken, [party for party in PARTIES if party in silent])
+    was_silent: list[Party] = [party for party in PARTIES if party in silent]
+    return Round(fields.integer("posted"), asked, taken, was_silent, fields.value("delivered") is True)
 
 
 def exchange_of(

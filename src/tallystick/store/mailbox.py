@@ -10,7 +10,7 @@ from tallystick.dispute.verdict import VERDICT_LIMIT, Verdict, parse_verdict
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.signing.keys import PublicKey
 from tallystick.store.files import read_whole
-from tallystick.store.regular import open_regular
+from tallystick.store.regular import open_regular, verify_there
 
 QUESTION_FILE_LIMIT = 1 << 31  # bytes of a question that a party reads
 RULING = "verdict.json"
@@ -50,7 +50,9 @@ class Mailbox:
         """
         path = self.path / question_name(number)
         with open_regular(path, "a question is awaited") as file:
-            size = os.fstat(file.fileno()).st_size
+            found = os.fstat(file.fileno())
+            verify_there(found, path.name)
+            size = found.st_size
             if size > QUESTION_FILE_LIMIT:
                 raise InvalidInput(f"{path.name}: has {size} bytes, at most {QUESTION_FILE_LIMIT} are read")
             posting = read_question(file, size, what=path.name)

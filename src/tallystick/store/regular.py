@@ -77,11 +77,20 @@ def read_regular(
         found = os.fstat(file.fileno())
         if limit is not None and found.st_size > limit:
             raise InvalidInput(f"{shown}: has {found.st_size} bytes, at most {limit} are allowed")
-        if found.st_size > SPARSE_FROM and found.st_size > SPARSEST_FILE * 512 * found.st_blocks:
-            raise InvalidInput(
-                f"{shown}: claims {found.st_size} bytes and has {512 * found.st_blocks} on the disk; it is not read"
-            )
+        verify_there(found, shown)
         return content_of(file, found.st_size, shown)
+
+
+def verify_there(found: os.stat_result, shown: str) -> None:
+    """Return unless a file is long and hardly on the disk at all.
+
+    Raises:
+        InvalidInput: it is.
+    """
+    if found.st_size > SPARSE_FROM and found.st_size > SPARSEST_FILE * 512 * found.st_blocks:
+        raise InvalidInput(
+            f"{shown}: claims {found.st_size} bytes and has {512 * found.st_blocks} on the disk; it is not read"
+        )
 
 
 def content_of(file: BufferedReader, size: int, shown: str) -> bytes:

@@ -23,6 +23,7 @@ KEYS = {"trainer": ed25519_key(b"\x02" * 32), "auditor": ed25519_key(b"\x01" * 3
 class Party:
     """Answers with the index that it was asked for."""
 
+    memory = None
     trace: Any = SimpleNamespace(transcript=SimpleNamespace(root=lambda: b"\2" * 32))
 
     def answer(self, question: Question) -> Answer:

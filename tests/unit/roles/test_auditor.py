@@ -179,7 +179,7 @@ def test_noise_excuses_no_data_and_no_schedule_and_no_other_gradient() -> None:
     assert is_excused(one, [everything])
     assert not is_excused(one, [elsewhere])
     assert not is_excused(one, [])
-    about: tuple[About, ...] = ("data", "schedule", "committed log", "committed state")
+    about: tuple[About, ...] = ("data", "schedule", "copied log", "copied state", "committed state")
     assert not any(is_excused(replace(one, about=each), [everything]) for each in about)
 
 

@@ -56,6 +56,7 @@ def test_keys_come_back_from_their_files(algorithm: str, password: bytes | None)
     assert again.public_key == key.public_key == parse_public_key(key.public_key.pem())
     assert key.public_key == parse_public_key(key.public_key.spki)
     assert key.public_key.is_signed(again.sign(b"x"), b"x")
+    assert again.sign(b"x") == key.sign(b"x")
     assert len(key.public_key.raw) == {"ed25519": 32, "ecdsa-p256": 65, "ecdsa-p384": 97}[algorithm]
 
 

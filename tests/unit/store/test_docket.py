@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +29,7 @@ from tallystick.dispute.exchange import (
 from tallystick.dispute.moves import hash_in
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError
+from tallystick.signing import keys
 from tallystick.signing.keys import SigningKey, ed25519_key, generate_key
 from tallystick.store import docket as docket_module
 from tallystick.store.docket import AwaitingError, Docket
@@ -137,8 +140,11 @@ def test_the_same_answer_twice_is_one_answer(stage: Stage) -> None:
     assert stage.refused() == {}
 
 
-def test_another_signature_of_the_same_answer_is_the_same_answer(tmp_path: Path) -> None:
-    key = generate_key("ecdsa-p256")  # whose signatures differ each time
+def test_another_signature_of_the_same_answer_is_the_same_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "_ecdsa", lambda algorithm, is_signing=False: ec.ECDSA(hashes.SHA256()))
+    key = generate_key("ecdsa-p256")  # whose signatures differ each time, as another library's may
     exchange = replace(EXCHANGE, keys={**EXCHANGE.keys, "trainer": key.public_key})
     Docket.open(tmp_path, exchange, {party: {} for party in PARTIES}, timeout_s=None, now=0)
     questions: dict[Party, Question] = {"trainer": ASKED["trainer"]}
@@ -431,3 +437,53 @@ def test_nobody_is_silent_because_the_referees_disk_is_full(
     monkeypatch.setattr(docket_module, "write_pieces", full)
     with pytest.raises(StoreError, match="the disk is full"):
         Stage(tmp_path / "docket")
+    monkeypatch.undo()
+    # Long after the deadline that nobody heard of: the question is delivered, and time begins.
+    late = Docket(tmp_path / "docket", clock=lambda: 99_999)
+    with pytest.raises(AwaitingError) as awaiting:
+        late.ask(ASKED, read)
+    assert awaiting.value.deadline == 99_999 + 60
+    assert Mailbox(tmp_path / "docket" / "trainer").load(0).deadline == 99_999 + 60
+
+
+def test_a_clock_that_is_set_forward_takes_nobodys_time(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A referee who waits has another clock: a minute is over when both say so."""
+    real, waits = [500.0], [0]
+
+    def wait(seconds: float) -> None:
+        waits[0] += 1
+        stage.now += 30  # somebody sets the clock
+        real[0] += 1.0
+        if waits[0] == 20:
+            stage.put("trainer")
+
+    monkeypatch.setattr(docket_module.time, "monotonic", lambda: real[0])
+    monkeypatch.setattr(docket_module.time, "sleep", wait)
+    for party in PARTIES:
+        stage.put(party)
+    docket = Docket(stage.place, clock=lambda: stage.now, follow=True)
+    docket.ask(ASKED, read)
+    stage.put("auditor")
+    again: dict[Party, Question] = {"trainer": ASKED["trainer"]}
+
+    def answer(number: int) -> None:
+        box = Mailbox(stage.place / "trainer")
+        stage.file("trainer", number).write_bytes(stage.encoded("trainer", posting=box.load(number)))
+
+    monkeypatch.setattr(stage, "put", lambda party: answer(1))
+    assert docket.ask(again, read) == {"trainer": ROOT}
+    assert waits[0] == 20 and stage.now > 1000 + 60
+
+
+def test_what_is_signed_after_the_ruling_changes_nothing(stage: Stage) -> None:
+    for party in PARTIES:
+        stage.put(party)
+    stage.ask()
+    stage.docket().end(b"{}", None)
+    stage.put("trainer", stage.encoded("trainer", Answer({"commitment": OTHER.hex()})))
+    assert stage.ask() == {"trainer": ROOT, "auditor": ROOT}
+    stage.docket().verify_ruling(b"{}")
+    with pytest.raises(Mismatch, match="was ruled on otherwise; that ruling stands"):
+        stage.docket().verify_ruling(b"[]")

@@ -108,6 +108,8 @@ def open_dispute(
             run.statement_path.name: transcript.statement().encode(),
         }
     if (objection := RunDirectory(auditor).load_objection()) is not None:
+        steps = RunDirectory(trainer).load_specification().steps
+        objection.verify_about(exchange.run.hex(), steps)
         documents["auditor"][RunDirectory(auditor).objection_path.name] = objection.encode()
     docket = Docket.open(out, exchange, documents, timeout_s=deadline, now=int(time.time()))
     values = {
@@ -157,6 +159,12 @@ def rule(
         except KeyboardInterrupt:
             say("interrupted: what has arrived is kept; rule again to go on")
             return 130
+        docket.verify_ruling(result.encode())
+        if accused is not None and result.clears and not docket.has_answered("auditor"):
+            raise InvalidInput(
+                "--accusation: the auditor's key has signed no answer in this dispute, so nothing shows that the claim is its "
+                "owner's; nothing was signed. Without --accusation the ruling can be written"
+            )
         if signing is not None:
             sign_ruling(docket.run("trainer"), docket.run("auditor"), result, signing, accused)
         docket.end(result.encode(), result.record)
@@ -273,6 +281,12 @@ class _Hand:
 
     def _answer(self, party: Respondent, posting: Posting) -> int:
         said = party.answer(posting.question)
+        if said.nbytes_of_parts > posting.question.most:
+            raise InvalidInput(
+                f"question: at most {posting.question.most} bytes are asked for, the answer has {said.nbytes_of_parts}"
+            )
+        if party.memory is not None:
+            said = party.memory.answer_once(posting, said)
         place = self.box.path / answer_name(posting.round)
         size = write_pieces(place, encode_answer(posting, said, self.signer))
         self.answered, self.sent = self.answered + 1, self.sent + size

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage] # the only way to step out of a mode
+)
 from torch.utils._pytree import tree_leaves
 
 from tallystick.errors import InvalidInput, Nondeterminism, TallyError
@@ -74,6 +77,21 @@ class TrainedParameters:
             for key, value in self.state_of(p).items():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     yield name, key, value
+
+    def verify_no_gradients(self, step: int) -> None:
+        """Return if no gradient is there already when a step's backward pass begins, or all are zero.
+
+        Raises:
+            Nondeterminism: one is, by name.
+        """
+        with torch.no_grad(), _disable_current_modes():  # no part of the step
+            left = next((name for name, p in self.named if p.grad is not None and bool(p.grad.any())), None)
+        if left is not None:
+            raise Nondeterminism(
+                f"step {step}: {left} has a gradient from before the step, which nobody could repeat with it; call "
+                "optimizer.zero_grad() after each optimizer.step(), take micro-batches within one step, or give prepare() "
+                "the loss="
+            )
 
     def densify_gradients(self) -> None:
         """Make sparse gradients dense, and keep the names of their parameters."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +41,17 @@ from tallystick.numerics.tensor_measures import sampled_rms
 Context = TypeVar("Context", bound=FollowingContext)
 
 
+@dataclass(frozen=True)
+class HasRun:
+    """The closure of an optimizer's step that has been run before it; ``result`` is what it returned."""
+
+    result: Any
+
+    def __call__(self) -> Any:
+        """Return what it returned, and compute nothing."""
+        return self.result
+
+
 class Session:
     """The state of a run; in its steps the rounding context decides whether it records or follows.
 
@@ -55,6 +66,7 @@ class Session:
         jitter: last-bit noise for the whole step; None for the machine's own arithmetic.
         rank: of this process in a data-parallel run.
         follows_up: whether something changes averages or other slow values after the optimizer (``following_up``).
+        keeps_gradients: whether gradients are there after the optimizer's step, as after torch's own.
 
     Attributes:
         arithmetic: how its passes compute.
@@ -82,10 +94,11 @@ class Session:
         jitter: Jitter | None = None,
         rank: int = 0,
         follows_up: bool = False,
+        keeps_gradients: bool = False,
     ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.extra = dict(extra or {})
-        self.seed, self.rank, self.follows_up = seed, rank, follows_up
+        self.seed, self.rank, self.follows_up, self.keeps_gradients = seed, rank, follows_up, keeps_gradients
         self.arithmetic = Arithmetic.of(policy, smooth=smooth, jitter=jitter)
         self.step = 0
         self.table = GridTable()
@@ -121,8 +134,9 @@ class Session:
         if self.policy.activation is not None:
             self.leaves = LeafSites(self.model)
         self._prepared = Prepared(
-            self.state, self.scheduler, self.leaves, self.seed, self.rank, self.follows_up, self.listeners
-        )
+            self.state, self.scheduler, self.leaves, self.seed, self.rank, self.follows_up, self.keeps_gradients,
+            self.listeners,
+        )  # fmt: skip
         self._handles = [
             self.optimizer.register_step_pre_hook(self._before_optimizer),
             self.optimizer.register_step_post_hook(lambda *_: self._after_optimizer()),
@@ -367,7 +381,8 @@ class Session:
             if opened.depth > 1:
                 return  # an optimizer whose step calls that of the class it comes from
         try:
-            if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
+            given = (*args[1:], kwargs.get("closure"))
+            if any(value is not None and not isinstance(value, HasRun) for value in given):
                 raise Nondeterminism(
                     f"optimizer {type(optimizer).__name__}: a step with a closure computes gradients after they were rounded; "
                     "call backward first and step() without arguments"

@@ -65,6 +65,7 @@ class Prepared:
         leaves: the sites of activations, under a policy that rounds them.
         seed, rank: of the portable random streams.
         follows_up: whether something changes averages or other slow values after the optimizer.
+        keeps_gradients: whether gradients are there after the optimizer's step.
         listeners: what is called in every step.
         seconds: host clock by phase, over all steps but those of a calibration.
     """
@@ -75,6 +76,7 @@ class Prepared:
     seed: int
     rank: int
     follows_up: bool
+    keeps_gradients: bool
     listeners: StepListeners
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
@@ -125,7 +127,9 @@ class OpenStep:
         state, observer = session.state, session.listeners.observer
         rounding = SiteRounding(context, arithmetic.policy, number, session.seed, session.rank, observer)
         self.rounding = rounding
-        self.update = OptimizerUpdate(rounding, arithmetic, state, table)
+        self.update = OptimizerUpdate(
+            rounding, arithmetic, state, table, keeps_gradients=session.keeps_gradients
+        )
         self.slow = SlowTensors(rounding, arithmetic, state, follows_up=session.follows_up)
         self._note_versions()
         self._charge("end_of_step")

@@ -6,6 +6,7 @@ float64, torch's optimizer runs, and the results are rounded back to float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -40,12 +41,20 @@ class OptimizerUpdate:
         arithmetic: of the step.
         state: that it changes.
         table: the run's grids, for contexts that have none of their own.
+        keeps_gradients: whether they are there after the step, as after torch's own; rounded, in the parameter's dtype.
     """
 
     def __init__(
-        self, rounding: SiteRounding, arithmetic: Arithmetic, state: FloatingState, table: GridTable
+        self,
+        rounding: SiteRounding,
+        arithmetic: Arithmetic,
+        state: FloatingState,
+        table: GridTable,
+        *,
+        keeps_gradients: bool = False,
     ) -> None:
         self.rounding, self.arithmetic, self.state, self.table = rounding, arithmetic, state, table
+        self._kept: list[tuple[Tensor, Tensor]] | None = [] if keeps_gradients else None
         self.trained = state.trained
         self.marks: Marks | None = None
         self._held: dict[int, _Held] = {}
@@ -106,6 +115,7 @@ class OptimizerUpdate:
             if observer is not None:
                 observer.before_update(self.trained)
             self.marks = self.state.new_marks()
+            self._keep([p for _, p in self.trained.named])
             portable_step(self.trained.optimizer, names, self.rounding.step, self.marks)
             if observer is not None:
                 observer.after_update(self.trained)
@@ -118,6 +128,7 @@ class OptimizerUpdate:
         """Round what a general optimizer has written; parameters and its state get their dtypes back."""
         names = ["parameter", *self.trained.keys]
         with torch.no_grad():
+            self._keep([self.trained.named[position][1] for position in self._held])
             for position, held in self._held.items():
                 name, p = self.trained.named[position]
                 first, state = position * len(names), self.trained.state_of(p)
@@ -133,7 +144,14 @@ class OptimizerUpdate:
                         narrow = torch.zeros_like(state[key], dtype=torch.float32)
                     self.rounding.state(first + offset, state[key], narrow, narrow, f"{name}/{key}")
                     state[key] = narrow
+            for p, gradient in self._kept or ():
+                p.grad = gradient.to(p.dtype)
         self._held.clear()
+        self._kept = None if self._kept is None else []
+
+    def _keep(self, parameters: Iterable[Tensor]) -> None:
+        if self._kept is not None:
+            self._kept += [(p, p.grad) for p in parameters if p.grad is not None]
 
     def let_go(self) -> None:
         """After a step that failed in or around the optimizer: give parameters and optimizer state their dtypes back."""
