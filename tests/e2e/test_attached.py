@@ -285,3 +285,62 @@ def test_a_step_without_a_pass_in_training_mode_is_refused_with_the_remedy(
     )
     assert code == 2
     assert "model.train(), or begin the step by run.open_step()" in answer["error"]
+
+
+GRADIENTS = """
+import sys
+import torch
+import tallystick
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+optimizer = getattr(torch.optim, sys.argv[1])(model.parameters(), lr=0.125)
+tallystick.attach(model, optimizer)
+how, seen = sys.argv[2], []
+for step in range(6):
+    x = torch.arange(32.0).reshape(4, 8).remainder(7 + step) / 8
+
+    def passes():
+        if how == "closure":
+            optimizer.zero_grad()
+        loss = model(x).square().mean()
+        if how in ("between", "zeros"):
+            optimizer.zero_grad(set_to_none=how == "between")
+        loss.backward()
+        return loss
+
+    if how == "closure":
+        loss = optimizer.step(passes)
+    else:
+        loss = passes()
+        optimizer.step()
+    seen.append([float(loss.detach()), *(float(p.grad.norm()) for p in model.parameters())])
+    assert all(p.grad.dtype == p.dtype for p in model.parameters())
+torch.save(seen, sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize("how", ["between", "zeros", "closure", "never"])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad"])  # one that is portable, one that is torch's own
+def test_gradients_stay_after_a_step_and_must_be_gone_before_the_next(
+    how: str, optimizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, they were gone after a step, so a script that never clears them trained otherwise than it does alone."""
+    script, run, seen = (
+        tmp_path / "train.py",
+        tmp_path / "run",
+        [tmp_path / "own.pt", tmp_path / "recorded.pt"],
+    )
+    script.write_text(GRADIENTS)
+    command = ("--", "python", script, optimizer, how)
+    run_program(["python", str(script), optimizer, how, str(seen[0])], ProgramRun(), quiet=True)
+    capsys.readouterr()
+    code, said, _ = tally(capsys, "record", "--policy", "fp32", "--run", run, *command, seen[1])
+    if how == "never":
+        assert code == 3 and "has a gradient from before the step" in said["error"]
+        return
+    assert code == 0
+    own, recorded = (torch.tensor(torch.load(path)) for path in seen)
+    assert torch.allclose(own, recorded, rtol=1e-3, atol=1e-5)
+    code, report, _ = tally(capsys, "audit", run, "--profile", "jitter", *command, seen[1])
+    assert (code, report["verdict"]) == (0, "match")

@@ -193,7 +193,7 @@ def test_a_party_signs_again_what_it_signed_or_nothing(
 
     place.unlink()
     for file in memory.glob("*.move"):  # as if this machine's list were another by now
-        file.write_bytes(signed_before.SignedMove("00" * 32).encode())
+        file.write_bytes(signed_before.KeptMove("00" * 32).encode())
     code, said = court.answer("trainer")
     assert code == 3
     assert "another committed was signed in this place of the dispute" in str(said)

@@ -1,8 +1,5 @@
 """The two parties of a dispute: each answers questions from its own run directory, with its own program and key.
 
-    party = Respondent(RecordedTrace(directory, transcript, replay, "auditor", ledger), other_run, signer=key)
-    answer = party.answer(question)                 # dispute.exchange
-
 What a party answers follows from the question, the lists and results that earlier questions handed over, its run and its
 key, so one that was killed and started again goes on: ``learn`` takes in the earlier questions without answering them again.
 Whoever can write into a mailbox can ask; so what is kept between questions is found by what it is, a list by its root and a

@@ -37,14 +37,14 @@ class SigningArithmetic(Document, form=FORMAT, what=WHAT, limit=LIMIT):
 
 
 @dataclass(frozen=True)
-class SignedMove(Document, form=FORMAT, what=WHAT, limit=LIMIT):
+class KeptMove(Document, form=FORMAT, what=WHAT, limit=LIMIT):
     """Which move (its digest) was signed in a place."""
 
     move: str
 
 
 @dataclass(frozen=True)
-class SignedAnswer(Document, form=FORMAT, what=WHAT, limit=HEAD_LIMIT):
+class KeptAnswer(Document, form=FORMAT, what=WHAT, limit=HEAD_LIMIT):
     """What was answered to a question: the body, and length and digest of each part."""
 
     body: Mapping[str, object]
@@ -90,9 +90,9 @@ class SignedBefore:
         """
         self._make("arithmetic.json", SigningArithmetic(arithmetic()).encode(), LIMIT)
         self.verify_arithmetic()
-        mine = SignedMove(claim.move.hex())
+        mine = KeptMove(claim.move.hex())
         for place in claim.places():
-            kept = SignedMove.parse(self._make(f"{place.hex()}.move", mine.encode(), LIMIT))
+            kept = KeptMove.parse(self._make(f"{place.hex()}.move", mine.encode(), LIMIT))
             if kept != mine:
                 raise Nondeterminism(
                     f"{self.path}: another {claim.kind} was signed in this place of the dispute, {kept.move[:16]}.., "
@@ -107,9 +107,9 @@ class SignedBefore:
             Nondeterminism: what was answered had other parts.
             StoreError: it cannot be written.
         """
-        mine = SignedAnswer(dict(answer.body), stated_parts(answer.parts))
+        mine = KeptAnswer(dict(answer.body), stated_parts(answer.parts))
         name = f"{posting.digest().hex()}.answer"
-        kept = SignedAnswer.parse(self._make(name, mine.encode(), HEAD_LIMIT))
+        kept = KeptAnswer.parse(self._make(name, mine.encode(), HEAD_LIMIT))
         if kept.parts not in ((), mine.parts):
             raise Nondeterminism(
                 f"{self.path}: the question of round {posting.round} was answered before, with other data than this machine "
