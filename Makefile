@@ -8,7 +8,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 say = @printf '\n== %s\n' "$(1)"
 
-.PHONY: help setup demo test test-slow test-anywhere foreign fuzz format vectors demo-monitor \
+.PHONY: help setup demo test test-slow test-anywhere foreign fuzz zoo format vectors demo-monitor \
         docs docs-pages check-format check-lint check-layers check-bare check-types check-vectors check-docs check-tests
 
 help: ## list the targets
@@ -61,6 +61,11 @@ fuzz: setup ## fuzz every parser of other parties' bytes, FUZZ_SECONDS each (ten
 	$(call say,fuzz: fuzz/fuzz.py)
 	@$(BIN)/python -m pip install -qq -c constraints.txt --group fuzz
 	@$(BIN)/python fuzz/fuzz.py --seconds $(FUZZ_SECONDS) --jobs $(WORKERS)
+
+ZOO ?= build/zoo
+zoo: setup ## tiny models of every architecture of transformers, recorded and followed under SSE4.2, into ZOO; ONLY=PATTERN for some
+	$(call say,zoo: bench/zoo.py)
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python bench/zoo.py $(ZOO) --only "$(or $(ONLY),.)"
 
 format: setup ## format the code and mend what ruff can mend
 	$(call say,format: ruff)

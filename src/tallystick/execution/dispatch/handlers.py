@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tallystick.errors import Nondeterminism
 from tallystick.execution.determinism import filling_results
 from tallystick.execution.dispatch.boundaries import is_float
+from tallystick.execution.dispatch.buckets import BUCKET_HANDLERS
 from tallystick.execution.dispatch.calls import (
     Arguments,
     Handler,
@@ -38,6 +39,9 @@ from tallystick.execution.dispatch.table import (
     WHOLE,
 )
 
+QUOTIENTS = {"aten::floor_divide": "floor", "aten::remainder": "floor", "aten::fmod": "trunc"}
+"""Operators that take the whole part of a quotient, and how."""
+REMAINDERS = ("aten::remainder", "aten::fmod")
 PIECE = 2**12
 """Results of a convolution, of one channel, that a processor adds up at a time into the gradient of its weights; of an image
 at least."""
@@ -48,6 +52,14 @@ def _plain(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str
     if isinstance(result, Tensor) and not result.is_floating_point() and not result.is_complex():
         _refuse_whole_numbers(func, args, kwargs)
     return result
+
+
+def _total(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Add up or multiply floating numbers as whole ones: a cast of each, which jumps, then sums that do not."""
+    x, dtype = args[0], argument_named(func, args, kwargs, "dtype")
+    if is_float(x) and x.numel() and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        args = (_cast_to(here, func, x, dtype).to(dtype), *args[1:])
+    return _plain(here, func, args, kwargs)
 
 
 def _refuse_whole_numbers(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> None:
@@ -218,6 +230,42 @@ def _cast_to(here: OperatorPass, func: Operator, x: Tensor, dtype: torch.dtype) 
     return x
 
 
+def _divided(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Divide to whole numbers, or give what that leaves: the quotient jumps at every one, and what follows from it is exact."""
+    name = table_name(func)
+    mode = QUOTIENTS.get(name) or argument_named(func, args, kwargs, "rounding_mode")
+    x, y = args[0], args[1]
+    if mode is None or not (is_float(x) or is_float(y)):
+        return func(*args, **kwargs)
+    quotient = torch.div(x, y)
+    moved = here.forced(quotient, torch.round, 1.0) if quotient.numel() else None
+    whole = (torch.floor if mode == "floor" else torch.trunc)(quotient if moved is None else moved)
+    result = x - whole * y if name in REMAINDERS else whole
+    return x.copy_(result) if func._schema.is_mutable else result
+
+
+def _grouped(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Multiply group by group in float64, for which torch has no kernel: groups of rows, of columns, or of what is added up."""
+    a, b, ends = args[0], args[1], argument_named(func, args, kwargs, "offs")
+    if a.dtype != torch.float64:
+        return func(*args, **kwargs)
+    if ends is None:
+        return torch.bmm(a, b)
+    last = [int(end) for end in ends]
+    parts = [slice(start, end) for start, end in zip([0, *last], last, strict=False)]
+    if a.dim() == b.dim() == 2:
+        return torch.stack([a[:, part] @ b[part] for part in parts])
+    if a.dim() == 2:
+        result = a.new_zeros(a.shape[0], b.shape[2])
+        for number, part in enumerate(parts):
+            result[part] = a[part] @ b[number]
+    else:
+        result = a.new_zeros(a.shape[1], b.shape[1])
+        for number, part in enumerate(parts):
+            result[:, part] = a[number] @ b[:, part]
+    return result
+
+
 @cache
 def _adds_up_narrowly(device: str) -> bool:
     """Whether convolutions of bfloat16 add up in bfloat16: on processors without instructions for it."""
@@ -290,6 +338,18 @@ def _refuse_random(here: OperatorPass, func: Operator, args: Arguments, kwargs: 
     )
 
 
+OWN_HANDLERS: dict[str, Handler] = {
+    **BUCKET_HANDLERS,
+    **dict.fromkeys(("aten::div", *QUOTIENTS), _divided),
+    **dict.fromkeys(("aten::convolution", "aten::convolution_backward"), _convolution),
+    **dict.fromkeys(("aten::sum", "aten::cumsum", "aten::prod", "aten::cumprod"), _total),
+    "aten::_to_copy": _cast,
+    "aten::copy_": _copy,
+    "aten::_grouped_mm": _grouped,
+    "aten::_local_scalar_dense": _read,
+}
+
+
 def handler_for(func: Operator) -> Handler:
     """Return what is done with calls of ``func``."""
     name = table_name(func)
@@ -308,14 +368,8 @@ def handler_for(func: Operator) -> Handler:
         return _lattice
     if name in RESTRICTED:
         return _restricted(func)
-    if name == "aten::_to_copy":
-        return _cast
-    if name == "aten::copy_":
-        return _copy
-    if name in ("aten::convolution", "aten::convolution_backward"):
-        return _convolution
-    if name == "aten::_local_scalar_dense":
-        return _read
+    if name in OWN_HANDLERS:
+        return OWN_HANDLERS[name]
     if name in UNSET:
         return _unset
     return _plain if name in SMOOTH or name in EXACT or name.startswith("prim::") else _unknown

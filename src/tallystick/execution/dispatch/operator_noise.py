@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tallystick.execution.dispatch.calls import Arguments, Operator, argument_named, table_name
-from tallystick.execution.dispatch.table import CHOICES, EXACT, RANDOM, STATEFUL
+from tallystick.execution.dispatch.table import BUCKETS, CHOICES, EXACT, RANDOM, STATEFUL
 
 WHOLE: Mapping[torch.dtype, float] = {
     torch.float32: 2.0**11, torch.complex64: 2.0**11, torch.float64: 2.0**26, torch.complex128: 2.0**26,
@@ -144,8 +144,13 @@ MOVES: Mapping[str, tuple[str, tuple[object, ...]]] = {
     **dict.fromkeys(("aten::scatter_reduce", "aten::index_reduce"), ("reduce", ("amax", "amin"))),
     "aten::linalg_vector_norm": ("ord", (math.inf, -math.inf)),
     "aten::norm": ("p", (math.inf, -math.inf)),
+    "aten::div": ("rounding_mode", ("floor", "trunc")),
+    **dict.fromkeys(
+        ("aten::sum", "aten::cumsum", "aten::prod", "aten::cumprod"),
+        ("dtype", (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)),
+    ),
 }
-"""Operators that only choose or move values where that argument is one of these."""
+"""Operators that only choose or move values, or give whole numbers, where that argument is one of these."""
 
 
 def _noises(noise: Noise, names: str) -> dict[str, Noise]:
@@ -170,7 +175,7 @@ OPERATOR_NOISE: Mapping[str, Noise] = {
     # Sums of products and of squares: blocks and lanes differ, within them terms are added one by one.
     **_noises(
         Noise(ALL, _products, whole=True),
-        "addbmm addmm addmv baddbmm bmm linear matmul mm mv",
+        "_grouped_mm addbmm addmm addmv baddbmm bmm linear matmul mm mv",
     ),
     **_noises(Noise(ALL, _products, whole=True, straight=True), "dot vdot"),
     **_noises(
@@ -252,7 +257,7 @@ _USUAL = Noise()
 def find_noise(func: Operator) -> Noise | None:
     """Return what moves where ``func`` runs; None if it moves nothing: it copies, chooses, or draws portable numbers."""
     name = table_name(func)
-    exact = name in EXACT or name in RANDOM or {name, f"{name}.{func._schema.overload_name}"} & CHOICES
+    exact = name in EXACT | RANDOM | BUCKETS or {name, f"{name}.{func._schema.overload_name}"} & CHOICES
     return None if exact else OPERATOR_NOISE.get(name, _USUAL)
 
 

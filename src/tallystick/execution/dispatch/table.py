@@ -73,6 +73,10 @@ SWITCHES: Mapping[str, Switch] = {
     "aten::le": Switch(0, _argument(1, "other")),
     "aten::eq": Switch(0, _argument(1, "other")),
     "aten::ne": Switch(0, _argument(1, "other")),
+    "aten::any": Switch(0, _at(0.0)),
+    "aten::all": Switch(0, _at(0.0)),
+    "aten::logical_not": Switch(0, _at(0.0)),
+    "aten::nonzero": Switch(0, _at(0.0)),
 }
 COMPARISONS = frozenset({"aten::gt", "aten::ge", "aten::lt", "aten::le", "aten::eq", "aten::ne"})
 
@@ -100,6 +104,9 @@ CHOICES = frozenset(
         "aten::sort",
     }
 )
+
+# Ask between which of several points a number lies; each has its own handler.
+BUCKETS = frozenset({"aten::bucketize", "aten::searchsorted", "aten::histc"})
 
 # Replaced by Philox; any other operator tagged as random is refused.
 RANDOM = frozenset(
@@ -142,16 +149,16 @@ EXACT = frozenset(
     _local_scalar_dense _neg_view _nested_tensor_size _nnz _pack_padded_sequence _reshape_alias
     _reshape_copy _sparse_coo_tensor_with_dims_and_tensors _to_copy _unsafe_index _unsafe_index_put
     _unsafe_view _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _values
-    abs alias amax amin aminmax arange as_strided as_strided_scatter bitwise_and bitwise_not bitwise_or
+    abs alias all amax amin aminmax any arange as_strided as_strided_scatter bitwise_and bitwise_not bitwise_or
     bitwise_xor broadcast_to cat ceil channel_shuffle chunk clamp clamp_max clamp_min clone
     constant_pad_nd contiguous copy copy_ dense_dim detach detach_ diag_embed diagonal diagonal_backward
     diagonal_scatter embedding empty empty_like empty_strided eq expand expand_copy eye fill fill_ flip
-    floor fmax fmin full full_like gather ge gt hardshrink hardtanh im2col index index_copy index_fill
+    floor floor_divide fmax fmin full full_like gather ge gt hardshrink hardtanh im2col index index_copy index_fill
     index_select is_coalesced is_same_size isfinite isinf isnan isneginf isposinf le leaky_relu lift
-    lift_fresh lift_fresh_copy linspace lt masked_fill masked_scatter masked_scatter_backward
+    lift_fresh lift_fresh_copy linspace logical_not lt masked_fill masked_scatter masked_scatter_backward
     masked_select max max_pool2d_with_indices_backward max_pool3d_with_indices_backward max_unpool2d
     max_unpool3d maximum min minimum movedim nan_to_num narrow narrow_copy native_channel_shuffle ne neg
-    new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute pixel_shuffle
+    new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like permute pixel_shuffle
     pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d relu repeat repeat_interleave
     replication_pad1d replication_pad2d replication_pad3d resize_ resize_as_ roll rot90 round
     scalar_tensor scatter select select_backward select_copy select_scatter set_ sgn sign slice
@@ -183,7 +190,7 @@ SMOOTH = frozenset(
     _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_forward_only
     _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _flash_attention_backward _flash_attention_forward
     _foreach_add _foreach_add_ _foreach_div_ _foreach_mul _foreach_mul_ _foreach_norm _fused_rms_norm
-    _fused_rms_norm_backward _linalg_det _linalg_slogdet _linalg_solve_ex _log_softmax
+    _fused_rms_norm_backward _grouped_mm _linalg_det _linalg_slogdet _linalg_solve_ex _log_softmax
     _log_softmax_backward_data _logcumsumexp _native_batch_norm_legit
     _native_batch_norm_legit_no_training _pack_padded_sequence_backward _prelu_kernel _safe_softmax
     _scaled_dot_product_attention_math _scaled_dot_product_cudnn_attention
@@ -205,7 +212,8 @@ SMOOTH = frozenset(
     binary_cross_entropy_backward binary_cross_entropy_with_logits bmm celu cholesky coalesce col2im
     complex convolution convolution_backward convolution_overrideable cos cosh cross cudnn_batch_norm
     cudnn_batch_norm_backward cudnn_convolution cumprod cumsum digamma div dot einsum elu
-    embedding_dense_backward erf erfc erfinv exp exp2 expm1 gelu gelu_backward glu glu_backward
+    embedding_dense_backward erf erfc erfinv exp exp2 expm1 fmod gelu gelu_backward glu glu_backward
+    grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward
     hardsigmoid hardswish huber_loss huber_loss_backward hypot imag index_add index_put index_reduce
     inverse kl_div l1_loss layer_norm lerp lgamma linalg_cholesky_ex linalg_cross linalg_inv_ex
     linalg_lu_solve linalg_matrix_exp linalg_solve_ex linalg_solve_triangular linalg_vector_norm linear
@@ -216,7 +224,7 @@ SMOOTH = frozenset(
     native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
     nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward norm norm_except_dim polar
     polygamma pow prod put real reciprocal reflection_pad1d_backward reflection_pad2d_backward
-    reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward
+    reflection_pad3d_backward remainder replication_pad1d_backward replication_pad2d_backward
     replication_pad3d_backward rms_norm rsqrt rsub scaled_dot_product_attention scatter_add
     scatter_reduce segment_reduce selu sigmoid sigmoid_backward silu silu_backward sin sinc sinh
     slow_conv3d_forward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss
@@ -246,9 +254,6 @@ class Restriction:
 
 
 RESTRICTED: Mapping[str, Restriction] = {
-    "aten::div": Restriction(
-        "rounding_mode", lambda mode: mode is not None, "divide, then use floor or trunc"
-    ),
     "aten::round": Restriction("decimals", bool, "scale, round to whole numbers and scale back"),
     "aten::_embedding_bag": Restriction("mode", lambda mode: mode == 2, "look the rows up and use amax"),
     "aten::_embedding_bag_forward_only": Restriction(
@@ -256,5 +261,19 @@ RESTRICTED: Mapping[str, Restriction] = {
     ),
     "aten::segment_reduce": Restriction("reduce", lambda name: name in ("max", "min"), "use amax or amin"),
     "aten::_cdist_forward": Restriction("p", lambda p: p <= 1.0 or p == math.inf, "use abs and sum, or amax"),
+    **{
+        f"aten::grid_sampler_{dims}d": Restriction(
+            "interpolation_mode", lambda mode: mode == 1, "sample by bilinear or bicubic"
+        )
+        for dims in (2, 3)
+    },
+    **{
+        f"aten::grid_sampler_{dims}d_backward": Restriction(
+            "output_mask",
+            lambda mask: bool(mask[1]),
+            "detach the grid: its gradient jumps at borders of cells",
+        )
+        for dims in (2, 3)
+    },
     "aten::view": Restriction("dtype", lambda dtype: dtype is not None, "bits of a rounded number jump"),
 }

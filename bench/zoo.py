@@ -1,0 +1,185 @@
+"""Record tiny models of every architecture that ``zoo_models`` builds, and follow each run under other instructions.
+
+    python bench/zoo.py OUT [--only PATTERN] [--policy fp32] [--steps 10] [--profile sse4]
+
+Each model is recorded by a ``Recorder`` in a loop as its user would write it, and followed by a ``Follower`` in a process of
+its own profile. ``OUT/record.jsonl`` and ``OUT/audit.jsonl`` have a line for each model; what is there already is not done again.
+Prints a table by family, then what was refused, with how often each reason was given, and whatever did not match. Exit code 0:
+every model was matched or refused before its first step. 1: some was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+SECONDS = 180  # for one model
+HERE = Path(__file__).resolve()
+
+
+def trained(run: Any, tiny: Any, steps: int) -> Any:
+    """Train a tiny model inside a recorder or follower, and return what came of it."""
+    import torch
+
+    torch.manual_seed(0)
+    model, batch = tiny.build()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    with run:
+        run.prepare(model, optimizer)
+        for step in range(steps):
+            with run.step(batch(step)) as data:
+                loss = model(**data).loss
+                run.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+    return run.result
+
+
+def done_with(phase: str, path: Path, tiny: Any, given: argparse.Namespace) -> dict[str, Any]:
+    """Record or follow one model and return its line."""
+    import tallystick
+    from tallystick.errors import TallyError
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"took more than {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        if phase == "record":
+            run: Any = tallystick.Recorder(path, policy=given.policy, steps=given.steps, program=HERE)
+            trained(run, tiny, given.steps)
+            return {"state": "recorded"}
+        report = trained(tallystick.Follower(path, program=HERE), tiny, given.steps)
+        moved = report.freedom.moved + report.freedom.decisions_moved
+        return {
+            "state": report.verdict,
+            "moved": moved,
+            "why": None if report.first is None else str(report.first)[:400],
+        }
+    except TallyError as problem:
+        begun = phase == "audit" or (path / "steps.jsonl").exists()
+        return {
+            "state": "stopped" if begun else "refused",
+            "why": f"{type(problem).__name__}: {problem}"[:400],
+        }
+    except Exception as problem:  # noqa: BLE001 # of the model, or of torch
+        return {"state": "failed", "why": f"{type(problem).__name__}: {problem}"[:400]}
+    finally:
+        signal.alarm(0)
+
+
+def phase_of(given: argparse.Namespace) -> None:
+    """Do one phase in this process."""
+    warnings.filterwarnings("ignore")
+    sys.path.insert(0, str(HERE.parent))
+    import torch
+
+    from zoo_models import tiny_models
+
+    torch.set_num_threads(1)
+    lines = given.out / f"{given.phase}.jsonl"
+    done = {each["name"] for each in read(lines)}
+    recorded = {each["name"] for each in read(given.out / "record.jsonl") if each["state"] == "recorded"}
+    for tiny in tiny_models():
+        wanted = given.phase == "record" or tiny.name in recorded
+        if not wanted or tiny.name in done or not re.search(given.only, tiny.name):
+            continue
+        begun, began = given.out / "begun", time.perf_counter()
+        begun.write_text(tiny.name)
+        said = done_with(given.phase, given.out / tiny.name, tiny, given)
+        line = {
+            "name": tiny.name,
+            "family": tiny.family,
+            **said,
+            "seconds": round(time.perf_counter() - began, 2),
+        }
+        with lines.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        begun.unlink()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a phase, none if it has not begun."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run_phase(phase: str, given: argparse.Namespace, environment: dict[str, str]) -> None:
+    """Do a phase in processes of their own, the next one where one dies of a model."""
+    begun = given.out / "begun"
+    arguments = [
+        sys.executable, str(HERE), str(given.out), "--only", given.only, "--policy", given.policy, "--steps", str(given.steps),
+        "--phase", phase,
+    ]  # fmt: skip
+    while subprocess.run(
+        arguments, env={**os.environ, **environment}, stderr=subprocess.DEVNULL, check=False
+    ).returncode:
+        if not begun.exists():
+            raise SystemExit(f"zoo: {phase} does not begin; run it with --phase {phase} to see why")
+        name = begun.read_text()
+        with (given.out / f"{phase}.jsonl").open("a") as file:
+            line = {
+                "name": name,
+                "family": name.partition("/")[0],
+                "state": "failed",
+                "why": "the process died",
+            }
+            file.write(json.dumps(line) + "\n")
+        begun.unlink()
+
+
+def table(given: argparse.Namespace) -> int:
+    """Print what came of all models, and return the exit code."""
+    audits = {each["name"]: each for each in read(given.out / "audit.jsonl")}
+    lines = [audits.get(each["name"], each) for each in read(given.out / "record.jsonl")]
+    lines = [each for each in lines if re.search(given.only, each["name"])]
+    states = sorted({each["state"] for each in lines} | {"match"}, key=lambda state: state != "match")
+    print(f"| family | models | {' | '.join(states)} |\n|---|---|{'---|' * len(states)}")
+    for family in [*dict.fromkeys(each["family"] for each in lines), "all"]:
+        here = [each for each in lines if family in (each["family"], "all")]
+        counts = Counter(each["state"] for each in here)
+        print(f"| {family} | {len(here)} | {' | '.join(str(counts[state]) for state in states)} |")
+    reasons = Counter(
+        str(each.get("why")).partition(";")[0][:160] for each in lines if each["state"] == "refused"
+    )
+    print("\nrefused:", *(f"{count:4} {why}" for why, count in reasons.most_common()), sep="\n")
+    others = [each for each in lines if each["state"] not in ("match", "refused")]
+    print("\nothers:", *(f"{each['name']}: {each['state']}: {each.get('why')}" for each in others), sep="\n")
+    return 1 if others else 0
+
+
+def main() -> int:
+    """Do what the command line asks."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", default="", help="a regular expression over names (causal_lm/Llama)")
+    parser.add_argument("--policy", default="fp32")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--profile", default="sse4", help="of the audit: native, avx2, sse4")
+    parser.add_argument("--phase", choices=("record", "audit"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.phase is not None:
+        phase_of(given)
+        return 0
+    from tallystick.execution.determinism import parse_profile
+
+    run_phase("record", given, {})
+    run_phase("audit", given, parse_profile(given.profile).environment())
+    return table(given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
