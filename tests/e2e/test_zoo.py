@@ -11,17 +11,12 @@ from pathlib import Path
 import pytest
 
 ZOO = Path(__file__).parents[2] / "bench" / "zoo.py"
-MODELS = (
-    "causal_lm/MixtralFor",
-    "image_classification/ViTForImage",
-    "seq2seq_lm/T5For",
-    "ctc/Wav2Vec2ForCTC",
-)
+MODELS = ("causal_lm/MixtralFor", "image_classification/ViTForImage")
 
 
-def test_models_of_four_families_match_under_other_instructions(tmp_path: Path) -> None:
+def test_models_of_two_families_match_under_other_instructions(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    command = [sys.executable, str(ZOO), str(tmp_path), "--steps", "4", "--only", "|".join(MODELS)]
+    command = [sys.executable, str(ZOO), str(tmp_path), "--steps", "3", "--only", "|".join(MODELS)]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False
     )

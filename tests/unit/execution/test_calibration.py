@@ -199,7 +199,7 @@ def with_function(zoo: Any, function: Any, smooth: tuple[str, ...] = ()) -> Job:
 @BOTH
 def test_a_jump_declared_smooth_is_found_too_noisy(policy: str, zoo: Any, open_job: Any) -> None:
     """A lattice finer than the noise turns last-bit noise into jumps; calling it smooth does not hide that."""
-    fine = 1e-13 if policy == "fp64" else 1e-5
+    fine = 1e-17 if policy == "fp64" else 1e-8
 
     def rough(x: Tensor) -> Tensor:
         return x + 1e3 * torch.copysign(torch.ones_like(x), torch.sin(x / fine))
