@@ -16,6 +16,7 @@ from torch.utils import deterministic
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.determinism import repeatable
+from tallystick.execution.dispatch import handlers
 from tallystick.execution.dispatch.boundaries import sampled_rms
 from tallystick.execution.dispatch.operator_noise import OPERATOR_NOISE
 from tallystick.execution.dispatch.table import (
@@ -562,6 +563,11 @@ def test_sums_of_floating_numbers_as_whole_ones_are_followed(sums: Any, branches
     )
     alone = branches.record(total, auditor_x)
     assert (alone.output - trainer.output).abs().max() > 0.1
+
+
+def test_whole_numbers_made_of_floating_ones_without_a_site_are_refused() -> None:
+    with pytest.raises(Nondeterminism, match="makes whole numbers of floating ones"):
+        handlers._plain(None, torch.ops.aten.argmax.default, (torch.tensor(SPREAD),), {})
 
 
 QUOTIENTS: dict[str, Callable[[Tensor], Tensor]] = {
