@@ -19,13 +19,16 @@ def attack(stage: Stage) -> str:
     root = run.load_transcript().root().hex()
     made_up = LogObjection(root, AT, "gradient of conv1.weight", 3, "1 of 1 entries lie too far away")
     said: list[str] = []
-    for objection in (made_up, replace(made_up, site="log", element=-1), replace(made_up, site="nothing")):
+    for objection in (made_up, replace(made_up, site="nothing")):
         claim.write_document(claim.objection_path, objection.encode())
         ruling = dispute(run, claim, stage.source)
         must(
             (ruling.loser, ruling.step) == ("auditor", AT), f"the judge says {ruling.loser}: {ruling.reason}"
         )
         said.append(ruling.reason)
+    claim.write_document(claim.objection_path, replace(made_up, site="log", element=-1).encode())
+    spoilt = dispute(run, claim, stage.source)  # nobody can see whose copy was spoilt
+    must((spoilt.loser, spoilt.clears) == ("none", False), f"the judge says {spoilt.loser}: {spoilt.reason}")
     claim.write_document(claim.objection_path, replace(made_up, run="00" * 32).encode())
     must_refuse(lambda: dispute(run, claim, stage.source), naming="objects to run")
     claim.write_document(claim.objection_path, replace(made_up, step=10**6).encode())

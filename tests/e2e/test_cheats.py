@@ -104,6 +104,10 @@ def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(
         assert report.first is not None
         assert report.first.step == crime
     assert (result.loser, result.step) == (cheat.liar, crime)
+    if (policy, name) == ("bf16", "skipped_steps"):  # whose log cannot be followed: no game is needed
+        assert result.objection is not None and result.objection.site == "log"
+        assert not result.rounds_per_level
+        return
     assert result.rounds_per_level["checkpoints"] <= 2  # ceil(log2 3)
     assert result.rounds_per_level["steps"] <= 3  # ceil(log2 5)
     found = result.operator

@@ -192,7 +192,7 @@ class LocalProgram:
 
     def note_execution(self, file: str, frame: FrameType | None) -> None:
         """Note that code of ``file`` is executed, if one of the program's own files has it executed and nobody installed it."""
-        if file in self.ran or file == str(self.file):
+        if file in self.ran or file == str(self.file) or not file.endswith((".py", ".pyc")):
             return
         sites, standard = _places()
         path = Path(file).resolve()

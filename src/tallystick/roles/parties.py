@@ -164,9 +164,12 @@ class Respondent:
                 raise InvalidInput(f"question: must bring the log and the list, brings {len(parts)} parts")
             leaves = bytes(parts[1]).split(b"\n") if parts[1] else []
             listed = Committed(len(leaves), merkle_root([hash_of(leaf) for leaf in leaves]))
-            held = self._heard.setdefault(listed, _Heard(bytes(parts[0]), leaves))
-            if held.frame != bytes(parts[0]):  # the list says nothing of the log, the step's record does
-                self._heard[listed] = _Heard(bytes(parts[0]), leaves)
+            step = whole_in(question.body.get("step"), "a step")
+            if frame_digest(bytes(parts[0])) != self._record(question, step, self.other_run).log:
+                raise Mismatch(
+                    f"question: the log of step {step} is not the one that the trainer's record names"
+                )
+            self._heard.setdefault(listed, _Heard(bytes(parts[0]), leaves))
             while len(self._heard) > MOST_LISTS:
                 del self._heard[next(iter(self._heard))]
             return
@@ -384,9 +387,7 @@ class Respondent:
             run, auditor_run = self.other_run, transcript.root()
             record = self._record(question, step, run)
             if frame_digest(frame) != record.log:
-                raise Mismatch(
-                    f"question: the log of step {step} is not the one that the trainer's record names"
-                )
+                raise Mismatch(f"question: the log handed over with the list is not that of step {step}")
         facts = StepFacts(transcript.specification, record, frame, bytes(agreed.entries[GRIDS_ENTRY].data))
         base, chunk = operator_replay.list_base(agreed, facts)
         return _Case(said, step, facts, agreed, Terms(run, auditor_run, step, base, claims), chunk)

@@ -83,7 +83,7 @@ class StepJudge:
         pending: list[tuple[int, Callable[[], StepFinding | None]]] = []
         if objection is not None and objection.step < end:
             pending.append((objection.step, lambda: self._rule_on_log(objection)))
-            end = objection.step + 1 if objection.site == "log" else end
+            end = objection.step if objection.site == "log" else end
         differing = next(
             (
                 s
