@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from transformers import PretrainedConfig, image_transforms
-from transformers.loss import loss_utils  # noqa: F401
+from transformers.loss import loss_utils  # noqa: F401 # has its modules loaded, for ``tiny_models`` to mend
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -345,6 +345,8 @@ def false_question(posting: Posting, how: str) -> Posting:
         return replace(
             posting, question=replace(asked, body=body, parts=(asked.parts[0], b"\n".join(leaves)))
         )
+    if how == "log" and asked.kind == "look" and not body["sources"]:
+        return replace(posting, question=replace(asked, parts=(bytes(asked.parts[0]) + b"x", asked.parts[1])))
     if how == "shown" and asked.kind == "look" and body["sources"]:
         parts = tuple(bytes(len(part)) for part in asked.parts)
         return replace(posting, question=replace(asked, parts=parts))
@@ -356,7 +358,9 @@ def false_question(posting: Posting, how: str) -> Posting:
     return posting
 
 
-@pytest.mark.parametrize("how", ["dispute", "list", pytest.param("shown", marks=pytest.mark.slow), "claims"])
+@pytest.mark.parametrize(
+    "how", ["dispute", "list", "log", pytest.param("shown", marks=pytest.mark.slow), "claims"]
+)
 def test_questions_that_somebody_else_put_there_change_no_answer(how: str, court: Court) -> None:
     """Before, a party that follows its mailbox remembered what they brought, and lost by silence or a false objection."""
     court.open()

@@ -597,6 +597,14 @@ def test_whole_parts_of_quotients_are_followed(name: str, branches: Any) -> None
     assert (alone.output - trainer.output).abs().max() > 0.1
 
 
+def test_remainders_of_infinite_divisors_are_torchs_own(branches: Any) -> None:
+    x = torch.tensor(SPREAD, dtype=getattr(torch, branches.policy.compute))
+    for function, given in ((torch.fmod, x), (torch.remainder, x.abs())):
+        own = function(given, math.inf)
+        assert torch.equal(own, given)
+        assert torch.equal(branches.record(lambda t, f=function: f(t, math.inf), given).output, own)
+
+
 def test_tables_do_not_contradict_each_other() -> None:
     assert not SMOOTH & EXACT
     assert not SMOOTH & RANDOM

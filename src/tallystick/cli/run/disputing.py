@@ -239,9 +239,8 @@ class _Hand:
         self.learnt: dict[int, tuple[tuple[int, ...], bytes]] = {}  # the file, and of which dispute it is
         self.ruling: dict[str, object] | None = None
         self.refused: dict[str, str] = {}
-        self.put_off: dict[
-            tuple[int, int], tuple[int, ...]
-        ] = {}  # the file, by what had been taken in by then
+        # Refused files, by round and by how many questions had been taken in by then.
+        self.put_off: dict[tuple[int, int], tuple[int, ...]] = {}
         self.taken = 0
         self.answered, self.sent, self.seconds, self.cpu_seconds = 0, 0, 0.0, 0.0
 

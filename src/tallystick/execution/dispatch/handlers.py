@@ -240,7 +240,7 @@ def _divided(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[s
     quotient = torch.div(x, y)
     moved = here.forced(quotient, torch.round, 1.0) if quotient.numel() else None
     whole = (torch.floor if mode == "floor" else torch.trunc)(quotient if moved is None else moved)
-    result = x - whole * y if name in REMAINDERS else whole
+    result = torch.where(whole == 0, x, x - whole * y) if name in REMAINDERS else whole  # y may be infinite
     return x.copy_(result) if func._schema.is_mutable else result
 
 
