@@ -186,10 +186,12 @@ complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subco
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from answer' -l job
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from answer' -l json
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from answer' -l key
+complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from answer' -l referee-signs
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from open' -l auditor-signs
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from open' -l deadline
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from open' -l help
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from open' -l json
+complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from open' -l key
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from open' -l level
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from open' -l out
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from open' -l trainer-signs

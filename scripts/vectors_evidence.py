@@ -830,14 +830,15 @@ def exchange_cases() -> dict[str, tuple[str, Case]]:
     """One question with a part, for the state after four steps, and the trainer's signed answer with one."""
     keys = {
         party: Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32)
-        for party, n in (("trainer", 2), ("auditor", 1))
+        for party, n in (("trainer", 2), ("auditor", 1), ("referee", 3))
     }
     public = {
         party: bytes.fromhex("302a300506032b6570032100") + key.public_key().public_bytes_raw()
         for party, key in keys.items()
     }
     named: Case = {
-        "auditor_run": "22" * 32, "keys": {party: hashlib.sha256(spki).hexdigest() for party, spki in public.items()},
+        "auditor_run": "22" * 32,
+        "keys": {party: hashlib.sha256(public[party]).hexdigest() for party in ("auditor", "trainer")},
         "level": "operators", "run": "11" * 32,
     }  # fmt: skip
     dispute = sha("tallystick/dispute-exchange/1", canonical(named)).hex()
@@ -847,38 +848,54 @@ def exchange_cases() -> dict[str, tuple[str, Case]]:
         return [[len(part), hashlib.sha256(part).hexdigest()] for part in each]
 
     asked: Case = {
-        "auditor_run": "22" * 32, "body": {"index": 4, "names": ["model/w"]}, "deadline": 1_800_000_000, "dispute": dispute,
-        "format": "tallystick/dispute-question/1", "kind": "entries", "most": len(answered), "parts": parts(brought),
-        "party": "trainer", "round": 3, "run": "11" * 32,
-    }  # fmt: skip
-    said: Case = {
-        "body": {}, "dispute": dispute, "parts": parts(answered), "party": "trainer",
-        "question": hashlib.sha256(canonical(asked)).hexdigest(), "round": 3,
+        "auditorRun": "22" * 32, "body": {"index": 4, "names": ["model/w"]}, "deadline": 1_800_000_000, "dispute": dispute,
+        "kind": "entries", "most": len(answered), "parts": parts(brought), "party": "trainer", "round": 3,
     }  # fmt: skip
 
-    def question(given: bytes = brought, **changes: Any) -> bytes:
-        return canonical({**asked, **changes}) + b"\n" + given
+    def about_run(kind: str, predicate: Case, **more: Any) -> bytes:
+        return canonical({
+            "_type": "https://in-toto.io/Statement/v1", "predicate": predicate,
+            "predicateType": f"https://tallystick/{kind}/v0.1",
+            "subject": [{"digest": {"tallystickRun": "11" * 32}, "name": "run"}], **more,
+        })  # fmt: skip
+
+    said: Case = {
+        "body": {}, "dispute": dispute, "parts": parts(answered), "party": "trainer",
+        "question": hashlib.sha256(about_run("dispute-question", asked)).hexdigest(), "round": 3,
+    }  # fmt: skip
+
+    def question(
+        given: bytes = brought,
+        key: str = "referee",
+        form: str = "dispute-question",
+        more: Case | None = None,
+        **changes: Any,
+    ) -> bytes:
+        signed = envelope(about_run(form, {**asked, **changes}, **(more or {})), keys[key])
+        return signed.encode() + b"\n" + given
 
     def answer(
         given: bytes = answered, key: str = "trainer", kind: str = "dispute-answer", **changes: Any
     ) -> bytes:
-        statement = {
-            "_type": "https://in-toto.io/Statement/v1", "predicate": {**said, **changes},
-            "predicateType": f"https://tallystick/{kind}/v0.1",
-            "subject": [{"digest": {"tallystickRun": "11" * 32}, "name": "run"}],
-        }  # fmt: skip
-        return envelope(canonical(statement), keys[key]).encode() + b"\n" + given
+        return envelope(about_run(kind, {**said, **changes}), keys[key]).encode() + b"\n" + given
 
     def case(asking: bytes | None = None, answering: bytes | None = None) -> Case:
         return {
             "operation": "exchange", "question": (question() if asking is None else asking).hex(),
-            "answer": (answer() if answering is None else answering).hex(), "key": public["trainer"].hex(),
+            "answer": (answer() if answering is None else answering).hex(),
+            "key": public["trainer"].hex(), "referee": public["referee"].hex(),
         }  # fmt: skip
 
     def wrong(reason: str, error: str = "InvalidInput", **files: bytes) -> Case:
         return refused(case(**files), error, reason)
 
-    later = hashlib.sha256(canonical({**asked, "deadline": None})).hexdigest()
+    later = hashlib.sha256(about_run("dispute-question", {**asked, "deadline": None})).hexdigest()
+    twice = {
+        "subject": [
+            {"digest": {"tallystickRun": digit * 32}, "name": name}
+            for digit, name in (("11", "run"), ("33", "x"))
+        ]
+    }
     return {
         "entries": ("A question that brings a part, and its answer with one.", {**case(), "dispute": named}),
         "cannot": (
@@ -891,6 +908,16 @@ def exchange_cases() -> dict[str, tuple[str, Case]]:
             "A part of the same length.", wrong("part 0", "Mismatch", asking=question(brought[::-1])),
         ),
         "question-without-line_fail": ("No line feed.", wrong("must begin with a line", asking=b"{}")),
+        "question-of-the-other-party_fail": (
+            "The auditor's key.", wrong("is not signed by", "Mismatch", asking=question(key="auditor")),
+        ),
+        "question-of-another-type_fail": (
+            "A ruling is no question.", wrong("predicateType must be", asking=question(form="dispute-ruling")),
+        ),
+        "question-about-more_fail": (
+            "Beside the run another subject, which no answer would name.",
+            wrong("about the run alone", asking=question(more=twice)),
+        ),
         "answer-of-the-other-party_fail": (
             "The auditor's key.", wrong("is not signed by", "Mismatch", answering=answer(key="auditor")),
         ),

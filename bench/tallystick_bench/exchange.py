@@ -91,11 +91,11 @@ def measure_exchange(
     last = run.load_transcript().checkpoints()[-1]
     state_bytes = run.load_held(last.steps_done, last.state_root).nbytes
     runs: dict[Party, Path] = {"trainer": run.path, "auditor": claim.path}
-    for party in PARTIES:
-        write_key(place / f"{party}.key", generate_key("ed25519"))
+    for who in (*PARTIES, "referee"):
+        write_key(place / f"{who}.key", generate_key("ed25519"))
+    docket, referee = place / "docket", place / "referee.key"
     signs = [word for party in PARTIES for word in (f"--{party}-signs", place / f"{party}.key.pub")]
-    docket = place / "docket"
-    opened = _start("open", run.path, claim.path, "--out", docket, *signs)
+    opened = _start("open", run.path, claim.path, "--out", docket, "--key", referee, *signs)
     _answer_of(opened, "open", (0,))
     say(f"disputing step {at} of {segment} by files")
     programs = {"trainer": place / "program.py", "auditor": source.path}
@@ -103,12 +103,12 @@ def measure_exchange(
     answering: dict[Party, subprocess.Popen[bytes]] = {
         party: _start(
             "answer", docket / party, runs[party], "--key", place / f"{party}.key", "--job", programs[party],
-            "--follow", IDLE_SECONDS,
+            "--referee-signs", place / "referee.key.pub", "--follow", IDLE_SECONDS,
         )
         for party in PARTIES
     }  # fmt: skip
     try:
-        ruling = _start("rule", docket, "--job", source.path, "--follow")
+        ruling = _start("rule", docket, "--key", referee, "--job", source.path, "--follow")
         _watch(ruling, answering)
         ruled = _answer_of(ruling, "rule", (0, 1))
         seconds = time.perf_counter() - began

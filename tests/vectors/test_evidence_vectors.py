@@ -89,10 +89,13 @@ def verdict(verdict: str, run: str, auditor_run: str, specification: str) -> Non
     assert verify_verdict(parsed, trainer, auditor, parse_specification(specification.encode()))
 
 
-def exchange(question: str, answer: str, key: str, dispute: dict[str, Any] | None = None) -> None:
+def exchange(
+    question: str, answer: str, key: str, referee: str, dispute: dict[str, Any] | None = None
+) -> None:
     asked, said = bytes.fromhex(question), bytes.fromhex(answer)
-    posting = read_question(BytesIO(asked), len(asked))
-    assert b"".join(posting.encode()) == asked
+    posting = read_question(BytesIO(asked), len(asked), parse_public_key(bytes.fromhex(referee)))
+    statement = parse_envelope(asked.partition(b"\n")[0]).statement()
+    assert posting.statement().encode() == statement.encode()
     signer = parse_public_key(bytes.fromhex(key))
     found, _ = read_answer(BytesIO(said), len(said), posting, signer)
     assert (

@@ -1,13 +1,13 @@
 """Questions and answers: what passes between the referee of a dispute and its two parties (spec/dispute.md 15).
 
     posting = Posting(terms, round, Question("auditor", "claim", {"index": 50}), deadline)
-    for piece in posting.encode(): file.write(piece)         # on the referee's machine
-    posting = read_question(file, size)                      # on the party's
+    for piece in posting.encode(key): file.write(piece)      # on the referee's machine
+    posting = read_question(file, size, referee_key)         # on the party's
     for piece in encode_answer(posting, answer, key): file.write(piece)
     answer = read_answer(file, size, posting, public_key)    # on the referee's
 
-Both files are one line of canonical JSON, then the bulk data, *parts* whose lengths and digests that line states. The line
-of an answer is an envelope that the party signed; it names the question by its digest, so it fits no other dispute, round,
+Both files are one line, then the bulk data, *parts* whose lengths and digests that line states. The line is an envelope that
+the referee signed, or the party. An answer names what the referee signed by its digest, so it fits no other dispute, round,
 party or run. Nothing is read that the line does not announce, and no more than the question allows.
 """
 
@@ -16,17 +16,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol, TypeVar
+from typing import Annotated, BinaryIO, Protocol, TypeVar
 
+from tallystick.commit.codec import Document
 from tallystick.commit.encoding import (
     HASH_BYTES,
     Fields,
     canonical_json,
     digest,
     is_same_json,
-    parse_canonical_json,
     parse_hex,
 )
+from tallystick.commit.field_rules import At, Hex
 from tallystick.dispute.moves import items_in, party_in, whole_in
 from tallystick.dispute.terms import PARTIES, Loser, Party
 from tallystick.errors import InvalidInput, Mismatch
@@ -34,8 +35,9 @@ from tallystick.run.statements import RUN_DIGEST
 from tallystick.signing.dsse import Statement, Subject, known_fields, parse_envelope, sign_statement
 from tallystick.signing.keys import PublicKey, Signer
 
-QUESTION_FORMAT = "tallystick/dispute-question/1"
+QUESTION_TYPE = "https://tallystick/dispute-question/v0.1"
 ANSWER_TYPE = "https://tallystick/dispute-answer/v0.1"
+RULING_TYPE = "https://tallystick/dispute-ruling/v0.1"
 EXCHANGE_TAG = "tallystick/dispute-exchange/1"
 HEAD_LIMIT = 1 << 23  # bytes of the line before the parts
 MOST_PARTS = 1 << 16
@@ -168,37 +170,29 @@ class Posting:
     question: Question
     deadline: int | None = None
 
-    def head(self) -> bytes:
-        """Return the line that says everything about the question; its parts by length and digest."""
+    def statement(self) -> Statement:
+        """Return what the referee signs: everything about the question, its parts by length and digest."""
         asked = self.question
-        return canonical_json(
-            {
-                "auditor_run": self.auditor_run.hex(),
-                "body": dict(asked.body),
-                "deadline": self.deadline,
-                "dispute": self.dispute.hex(),
-                "format": QUESTION_FORMAT,
-                "kind": asked.kind,
-                "most": asked.most,
-                "parts": stated_parts(asked.parts),
-                "party": asked.party,
-                "round": self.round,
-                "run": self.run.hex(),
-            }
-        )
+        said = {
+            "auditorRun": self.auditor_run.hex(),
+            "body": dict(asked.body),
+            "deadline": self.deadline,
+            "dispute": self.dispute.hex(),
+            "kind": asked.kind,
+            "most": asked.most,
+            "parts": stated_parts(asked.parts),
+            "party": asked.party,
+            "round": self.round,
+        }
+        return Statement((Subject("run", {RUN_DIGEST: self.run.hex()}),), QUESTION_TYPE, said)
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of the head, by which an answer names the question."""
-        return hashlib.sha256(self.head()).digest()
+        """Return the SHA-256 of the statement, by which an answer names the question."""
+        return hashlib.sha256(self.statement().encode()).digest()
 
-    @property
-    def nbytes(self) -> int:
-        """The length of the file."""
-        return sum(map(size_of, self.encode()))
-
-    def encode(self) -> Iterator[Part]:
-        """Yield the file's bytes, piece by piece."""
-        yield self.head() + b"\n"
+    def encode(self, signer: Signer) -> Iterator[Part]:
+        """Yield the bytes of the file, which the referee signs, piece by piece."""
+        yield sign_statement(self.statement(), signer) + b"\n"
         yield from self.question.parts
 
 
@@ -217,18 +211,21 @@ def encode_answer(posting: Posting, answer: Answer, signer: Signer) -> Iterator[
     yield from answer.parts
 
 
-def read_question(file: BinaryIO, size: int, *, what: str = "question") -> Posting:
-    """Return the question in a file of ``size`` bytes.
+def read_question(file: BinaryIO, size: int, key: PublicKey, *, what: str = "question") -> Posting:
+    """Return the question in a file of ``size`` bytes, which the referee with ``key`` signed.
 
     Raises:
         InvalidInput: it is malformed, or longer or shorter than it says.
+        Mismatch: not signed by ``key``, or a part is another than was signed.
     """
     head = _line(file, size, what)
-    names = (
-        "auditor_run", "body", "deadline", "dispute", "format", "kind", "most", "parts", "party", "round", "run",
-    )  # fmt: skip
-    fields = Fields(parse_canonical_json(head, what=what, limit=HEAD_LIMIT), what=what, names=names)
-    fields.constant("format", QUESTION_FORMAT)
+    envelope = parse_envelope(head, what=what)
+    statement = envelope.open([key], what=what)
+    if statement.predicate_type != QUESTION_TYPE:
+        raise InvalidInput(f"{what}: predicateType must be {QUESTION_TYPE}")
+    names = ("auditorRun", "body", "deadline", "dispute", "kind", "most", "parts", "party", "round")
+    fields = Fields(dict(statement.predicate), what=what, names=names)
+    canonical_json(dict(statement.predicate))  # raises where it holds a float or a lone surrogate
     deadline, number, most = fields.value("deadline"), fields.integer("round"), fields.integer("most")
     if number < 0 or most < 0:
         raise InvalidInput(f"{what}: round {number} and most {most} must be 0 or more")
@@ -242,10 +239,16 @@ def read_question(file: BinaryIO, size: int, *, what: str = "question") -> Posti
         tuple(_parts(file, stated, size - len(head) - 1, what)),
         most,
     )
-    return Posting(
-        _hash(fields, "dispute", what), _hash(fields, "run", what), _hash(fields, "auditor_run", what), number, question,
+    run = parse_hex(
+        statement.digest_of("run", RUN_DIGEST) or "", n_bytes=HASH_BYTES, what=f"{what}: subject run"
+    )
+    posting = Posting(
+        _hash(fields, "dispute", what), run, _hash(fields, "auditorRun", what), number, question,
         None if deadline is None else whole_in(deadline, "a deadline"),
     )  # fmt: skip
+    if envelope.payload != posting.statement().encode():
+        raise InvalidInput(f"{what}: must be canonical JSON, and about the run alone")
+    return posting
 
 
 def read_answer(
@@ -340,6 +343,45 @@ def _parts(file: BinaryIO, stated: Sequence[tuple[int, bytes]], left: int, what:
 
 def _hash(fields: Fields, name: str, what: str) -> bytes:
     return parse_hex(fields.text(name), n_bytes=HASH_BYTES, what=f"{what}: {name}")
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PostedRuling(Document, what="ruling"):
+    """What a referee tells both parties at the end, signed like its questions.
+
+    Attributes:
+        dispute: id of the dispute, hexadecimal.
+        loser, outcome, reason, step: of the verdict.
+        verdict: SHA-256 of the verdict's document, hexadecimal.
+    """
+
+    dispute: Annotated[str, Hex(HASH_BYTES)]
+    loser: str
+    outcome: str
+    reason: str
+    step: int | None
+    verdict: Annotated[str, At("verdict", "sha256"), Hex(HASH_BYTES)]
+
+    def signed(self, run: bytes, signer: Signer) -> bytes:
+        """Return the ruling as a file for the parties to the dispute about ``run``, its root."""
+        about = (Subject("run", {RUN_DIGEST: run.hex()}),)
+        return sign_statement(Statement(about, RULING_TYPE, self.fields()), signer)
+
+
+def read_ruling(data: bytes, key: PublicKey, *, what: str = "ruling") -> PostedRuling:
+    """Return the ruling in a file.
+
+    Raises:
+        InvalidInput: it is malformed.
+        Mismatch: not signed by ``key``.
+    """
+    statement = parse_envelope(data, what=what).open([key], what=what)
+    if statement.predicate_type != RULING_TYPE:
+        raise InvalidInput(f"{what}: predicateType must be {RULING_TYPE}")
+    return PostedRuling.read(dict(statement.predicate), what=what)
 
 
 # -- the table ------------------------------------------------------------------------------------

@@ -252,9 +252,9 @@ def _verdict(verdict: str, run: str, auditor_run: str, specification: str) -> No
     verify_verdict(parse_verdict(verdict.encode()), trainer, auditor, stated)
 
 
-def _exchange(question: str, answer: str, key: str) -> None:
+def _exchange(question: str, answer: str, key: str, referee: str) -> None:
     asked, said = bytes.fromhex(question), bytes.fromhex(answer)
-    posting = read_question(BytesIO(asked), len(asked))
+    posting = read_question(BytesIO(asked), len(asked), parse_public_key(bytes.fromhex(referee)))
     read_answer(BytesIO(said), len(said), posting, parse_public_key(bytes.fromhex(key)))
 
 
@@ -314,7 +314,8 @@ EVIDENCE: Mapping[str, Query] = {
         {"verdict": TEXT, "run": TEXT, "auditor_run": TEXT, "specification": TEXT}, _verdict,
     ),
     "exchange": Query(
-        "Whether an answer counts for a question, of the key's owner.", {"question": HEX, "answer": HEX, "key": HEX},
+        "Whether the referee asked a question, and an answer to it counts, of the key's owner.",
+        {"question": HEX, "answer": HEX, "key": HEX, "referee": HEX},
         _exchange,
     ),
     "dispute": Query(

@@ -129,12 +129,31 @@ class SignedBefore:
                         opened.write(data)
                         opened.flush()
                         os.fsync(descriptor)
-                    os.link(temporary, file)
+                    _make_once(file, temporary, data)
                 except FileExistsError:
                     pass  # another process of this party was first
                 finally:
                     Path(temporary).unlink(missing_ok=True)
         return _read(file, limit)
+
+
+def _make_once(file: Path, temporary: str, data: bytes) -> None:
+    """Make a file of what has been written already.
+
+    Raises:
+        FileExistsError: it is there.
+    """
+    try:
+        os.link(temporary, file)
+    except FileExistsError:
+        raise
+    except (
+        OSError
+    ):  # a disk without hard links: a file cut short by a crash is none that anything is signed after
+        with file.open("xb") as opened:
+            opened.write(data)
+            opened.flush()
+            os.fsync(opened.fileno())
 
 
 def _read(file: Path, limit: int) -> bytes:

@@ -6,7 +6,7 @@
     accepted/0003.trainer.answer    the referee's own copy of an answer that counts
     journal.json                    when what was asked, and what has arrived; written whole or not at all
     panel/DIGEST.json               what the judge's other arithmetics said to one question (roles.panel)
-    verdict.json, record.json       how it ended
+    verdict.json, record.json       how it ended; a mailbox has ruling.json too, which the referee signed
 
 The mailboxes may be anybody's to write. The referee reads an answer, checks it and copies it before it counts; what is in
 a mailbox later changes nothing, except that two answers which one party signed to one question cost it the game.
@@ -32,20 +32,22 @@ from tallystick.dispute.exchange import (
     Answer,
     Exchange,
     ForfeitError,
+    PostedRuling,
     Posting,
     Question,
     read_answer,
     signed_payload,
+    size_of,
 )
 from tallystick.dispute.terms import PARTIES, Party
-from tallystick.dispute.verdict import VERDICT_LIMIT
+from tallystick.dispute.verdict import VERDICT_LIMIT, parse_verdict
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError, TallyError
-from tallystick.signing.keys import PublicKey, parse_public_key
+from tallystick.signing.keys import PublicKey, Signer, parse_public_key
 from tallystick.store.files import RunDirectory, read_whole, storing, write_pieces, write_whole
 from tallystick.store.mailbox import RULING, answer_name, question_name
 from tallystick.store.regular import open_regular
 
-DOCKET_FORMAT = "tallystick/dispute-docket/1"
+DOCKET_FORMAT = "tallystick/dispute-docket/2"
 IN_THE_WAY = (
     errno.EISDIR,
     errno.ENOTDIR,
@@ -56,6 +58,7 @@ IN_THE_WAY = (
     errno.ELOOP,
 )
 """What the system answers where something lies in a mailbox, or in its place, that a file cannot take the place of."""
+VERDICT = "verdict.json"
 JOURNAL_FORMAT = "tallystick/dispute-journal/2"
 DOCKET_LIMIT = 1 << 16
 JOURNAL_LIMIT = 1 << 24
@@ -112,14 +115,21 @@ class Docket:
         refused: answers that were refused, and files that a mailbox did not take, since this object was made, and why, by
             file.
         waited: seconds that ``ask`` spent waiting.
+        signer: the referee, who signs questions and ruling.
         follow: whether ``ask`` waits for what it asked, or raises ``AwaitingError``.
         clock: UTC seconds since 1970.
+
+    Raises:
+        InvalidInput, StoreError: no docket is there.
+        Mismatch: ``signer`` is not the referee of this dispute.
     """
 
-    def __init__(self, path: Path, *, follow: bool = False, clock: Callable[[], float] = time.time) -> None:
-        self.path, self.follow, self.clock = path, follow, clock
+    def __init__(
+        self, path: Path, signer: Signer, *, follow: bool = False, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path, self.signer, self.follow, self.clock = path, signer, follow, clock
         data = read_whole(path / "docket.json", limit=DOCKET_LIMIT, what="a dispute's docket")
-        names = ("auditor_run", "format", "keys", "level", "opened", "run", "timeout_s")
+        names = ("auditor_run", "format", "keys", "level", "opened", "referee", "run", "timeout_s")
         fields = Fields(
             parse_canonical_json(data, what="docket", limit=DOCKET_LIMIT), what="docket", names=names
         )
@@ -129,6 +139,13 @@ class Docket:
             _hash(fields.text("run")), _hash(fields.text("auditor_run")), fields.text("level"),
             {party: parse_public_key(bytes.fromhex(keys.text(party)), what=f"docket: key of the {party}") for party in PARTIES},
         )  # fmt: skip
+        if (own := signer.public_key.spki.hex()) != (stated := fields.text("referee")):
+            raise Mismatch(
+                f"{path}: another key than the one given is the referee's",
+                where="referee's key",
+                own=own,
+                stated=stated,
+            )
         self.timeout_s = None if fields.value("timeout_s") is None else fields.integer("timeout_s")
         self.opened = fields.integer("opened")
         self.rounds = self._load_journal()
@@ -140,7 +157,7 @@ class Docket:
 
     @classmethod
     def open(
-        cls, path: Path, exchange: Exchange, documents: Mapping[Party, Mapping[str, bytes]], *,
+        cls, path: Path, exchange: Exchange, documents: Mapping[Party, Mapping[str, bytes]], signer: Signer, *,
         timeout_s: int | None, now: int,
     ) -> Docket:  # fmt: skip
         """Write a new docket; opening the same dispute there again changes nothing.
@@ -150,7 +167,7 @@ class Docket:
         """
         keys = {party: exchange.keys[party].spki.hex() for party in PARTIES}
         if (path / "docket.json").exists():
-            docket = cls(path)
+            docket = cls(path, signer)
             if (docket.exchange.id, docket.timeout_s) != (exchange.id, timeout_s):
                 raise StoreError(f"{path}: another dispute is there")
             return docket
@@ -161,10 +178,10 @@ class Docket:
                 write_whole(path / "documents" / party / name, data)
         said = {
             "auditor_run": exchange.auditor_run.hex(), "format": DOCKET_FORMAT, "keys": keys, "level": exchange.level,
-            "opened": now, "run": exchange.run.hex(), "timeout_s": timeout_s,
+            "opened": now, "referee": signer.public_key.spki.hex(), "run": exchange.run.hex(), "timeout_s": timeout_s,
         }  # fmt: skip
         write_whole(path / "docket.json", canonical_json(said))
-        return cls(path)
+        return cls(path, signer)
 
     def run(self, party: Party) -> RunDirectory:
         """Return the directory with a party's documents."""
@@ -211,6 +228,8 @@ class Docket:
                 if party in found or party in held.silent:
                     continue
                 posting = self._posting(number, held, questions[party])
+                if not os.path.lexists(file := self.path / party / question_name(number)):
+                    self._deliver(party, file.name, posting.encode(self.signer))  # somebody took it away
                 if party in held.taken:
                     found[party] = read(party, self._read(self._accepted(number, party), posting)[0])
                 elif (value := self._take(number, party, posting, read, now)) is not None:
@@ -248,7 +267,8 @@ class Docket:
             held = Round(int(self.clock()), {})
             for party, question in questions.items():
                 posting = self._posting(number, held, question)
-                held.asked[party] = posting.digest().hex(), posting.nbytes
+                nbytes = sum(map(size_of, posting.encode(self.signer)))
+                held.asked[party] = posting.digest().hex(), nbytes
             self.rounds.append(held)
             self._save_journal()  # before anybody can answer: asked again, it is the same question
         held = self.rounds[number]
@@ -259,8 +279,10 @@ class Docket:
                     f"{self.path}: round {number} asked the {party} something else before; was the job or the program changed?"
                 )
             file = self.path / party / question_name(number)
-            if party not in held.taken and party not in held.silent and not _holds(file, posting):
-                self._deliver(party, file.name, posting.encode())
+            is_over = party in held.taken or party in held.silent
+            # What was answered is put back too, if it is gone: a party that starts again may need what it brought.
+            if not (os.path.lexists(file) if is_over else self._holds(file, posting)):
+                self._deliver(party, file.name, posting.encode(self.signer))
         if not held.delivered:
             held.delivered = True
             self._save_journal()
@@ -330,7 +352,7 @@ class Docket:
         Raises:
             ForfeitError: one does; its first line, the signed statement, is kept beside the answer that was taken.
         """
-        is_ruled = (self.path / RULING).exists()  # what is said after the ruling changes nothing
+        is_ruled = (self.path / VERDICT).exists()  # what is said after the ruling changes nothing
         for number, held in enumerate(self.rounds):
             for party, taken in held.taken.items():
                 kept = self._accepted(number, party).with_suffix(".contradiction")
@@ -384,7 +406,7 @@ class Docket:
         Raises:
             Mismatch: it has: a judge signs one ruling.
         """
-        path = self.path / RULING
+        path = self.path / VERDICT
         if path.exists() and read_whole(path, limit=VERDICT_LIMIT, what="a ruling") != verdict:
             raise Mismatch(
                 f"{path}: this dispute was ruled on otherwise; that ruling stands, nothing was signed"
@@ -394,9 +416,23 @@ class Docket:
         """Write how the dispute ended, for the parties too."""
         if record is not None:
             write_whole(self.path / "record.json", record)
-        write_whole(self.path / RULING, verdict)
+        write_whole(self.path / VERDICT, verdict)
+        ended, named = parse_verdict(verdict), hashlib.sha256(verdict).hexdigest()
+        ruling = PostedRuling(
+            self.exchange.id.hex(), ended.loser, ended.outcome, ended.reason, ended.step, named
+        ).signed(self.exchange.run, self.signer)
         for party in PARTIES:
-            self._deliver(party, RULING, (verdict,))
+            self._deliver(party, VERDICT, (verdict,))
+            self._deliver(party, RULING, (ruling,))
+
+    def _holds(self, path: Path, posting: Posting) -> bool:
+        """Whether the question lies in its place, and not something that somebody put there before."""
+        try:
+            with open_regular(path, "a question", folder=True) as file:
+                pieces = map(bytes, posting.encode(self.signer))
+                return all(file.read(len(piece)) == piece for piece in pieces) and not file.read(1)
+        except (InvalidInput, StoreError):
+            return False
 
     def spent(self) -> dict[Party, dict[str, int]]:
         """Return by party: questions asked, bytes it was sent and sent, seconds between question and answer."""
@@ -411,16 +447,6 @@ class Docket:
                 "sent_bytes": sum(each.nbytes for _, each in taken),
             }
         return found
-
-
-def _holds(path: Path, posting: Posting) -> bool:
-    """Whether the question lies in its place, and not something that somebody put there before."""
-    try:
-        with open_regular(path, "a question", folder=True) as file:
-            pieces = map(bytes, posting.encode())
-            return all(file.read(len(piece)) == piece for piece in pieces) and not file.read(1)
-    except (InvalidInput, StoreError):
-        return False
 
 
 def _head(path: Path) -> bytes:

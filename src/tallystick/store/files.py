@@ -19,6 +19,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import secrets
 import stat
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -109,7 +110,10 @@ def _replacing(path: Path, mode: int = 0o666) -> Generator[BufferedWriter]:
     with storing(f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.part")
-        temporary.unlink(missing_ok=True)  # of a process that died; never followed if it is a link
+        try:
+            temporary.unlink(missing_ok=True)  # of a process that died; never followed if it is a link
+        except OSError:  # what cannot be removed is nobody's leave to stop this
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with os.fdopen(descriptor, "wb") as file:
             yield file

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tallystick.dispute.exchange import Posting, read_answer, read_question
-from tallystick.dispute.verdict import VERDICT_LIMIT, Verdict, parse_verdict
+from tallystick.dispute.exchange import PostedRuling, Posting, read_answer, read_question, read_ruling
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.signing.keys import PublicKey
 from tallystick.store.files import read_whole
 from tallystick.store.regular import open_regular, verify_there
 
 QUESTION_FILE_LIMIT = 1 << 31  # bytes of a question that a party reads
-RULING = "verdict.json"
+RULING, RULING_LIMIT = "ruling.json", 1 << 20  # a file, and its bytes
 
 
 def question_name(number: int) -> str:
@@ -27,10 +26,13 @@ def answer_name(number: int) -> str:
 
 
 class Mailbox:
-    """A party's end of the exchange: questions that have arrived, and the answers it gave."""
+    """A party's end of the exchange: questions of the referee with the key ``referee``, and the answers that it gave.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Anybody may write there; what another key signed is refused.
+    """
+
+    def __init__(self, path: Path, referee: PublicKey) -> None:
+        self.path, self.referee = path, referee
 
     def numbers(self) -> list[int]:
         """Return the rounds of the questions that are there, in order."""
@@ -46,7 +48,7 @@ class Mailbox:
 
         Raises:
             InvalidInput: it is no regular file, malformed, or too long.
-            Mismatch: a part is another than it announces.
+            Mismatch: the referee has not signed it, or a part is another than it announces.
         """
         path = self.path / question_name(number)
         with open_regular(path, "a question is awaited") as file:
@@ -55,7 +57,7 @@ class Mailbox:
             size = found.st_size
             if size > QUESTION_FILE_LIMIT:
                 raise InvalidInput(f"{path.name}: has {size} bytes, at most {QUESTION_FILE_LIMIT} are read")
-            posting = read_question(file, size, what=path.name)
+            posting = read_question(file, size, self.referee, what=path.name)
         if posting.round != number:
             raise Mismatch(f"{path.name}: is the question of round {posting.round}")
         return posting
@@ -75,13 +77,15 @@ class Mailbox:
             return False
         return True
 
-    def load_ruling(self) -> Verdict | None:
-        """Return how the dispute ended by what lies in the mailbox, which is signed by nobody; None if nothing does.
+    def load_ruling(self) -> PostedRuling | None:
+        """Return how a dispute ended, by the referee's word; None if no ruling lies there.
 
         Raises:
-            InvalidInput: something does that is no regular file, too long, or no verdict.
+            InvalidInput: something does that is no regular file, too long, or no ruling.
+            Mismatch: the referee has not signed it.
         """
         path = self.path / RULING
         if not os.path.lexists(path):
             return None
-        return parse_verdict(read_whole(path, limit=VERDICT_LIMIT, what="a ruling", follow=False))
+        data = read_whole(path, limit=RULING_LIMIT, what="a ruling", follow=False)
+        return read_ruling(data, self.referee, what=RULING)

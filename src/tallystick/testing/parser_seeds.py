@@ -142,6 +142,7 @@ def _evidence() -> Iterator[bytes]:
     terms = Terms(bytes(32), bytes(32), 3, bytes(32), {"trainer": bytes(32), "auditor": bytes(32)})
     yield MoveClaim(terms, "trainer", "committed", terms.opening(), bytes(32)).statement().encode()
     yield whole_question(asked_question())
+    yield canonical_json(dict(asked_question().statement().predicate)) + b"\npart"
     file = b"".join(
         encode_answer(asked_question(), Answer({"names": ["model/0.weight"]}, (b"ab", b"c")), key)
     )
@@ -293,9 +294,12 @@ def _readings(text: str) -> Iterable[bytes]:
         return (data,)
 
 
+REFEREE = ed25519_key(b"\x03" * 32)
+
+
 def whole_question(posting: Posting) -> bytes:
     """Return the bytes of a question's file."""
-    return b"".join(posting.encode())
+    return b"".join(posting.encode(REFEREE))
 
 
 def asked_question() -> Posting:

@@ -20,6 +20,7 @@ from tallystick.commit.state import parse_chunk_proof, parse_state_summary
 from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.dispute.exchange import (
     ANSWER_TYPE,
+    QUESTION_TYPE,
     Answer,
     Posting,
     read_answer,
@@ -53,13 +54,13 @@ from tallystick.run import documents, proofs, sample, statements, transcript
 from tallystick.run.calibration import parse_calibration
 from tallystick.run.claims import read_claim
 from tallystick.signing.dsse import Statement, Subject, parse_envelope, parse_statement, sign_statement
-from tallystick.signing.keys import ed25519_key, parse_public_key, parse_signing_key
+from tallystick.signing.keys import Signer, ed25519_key, parse_public_key, parse_signing_key
 from tallystick.signing.model_signature import parse_model_signature
 from tallystick.signing.note import parse_note, parse_vkey
 from tallystick.store import journal
 from tallystick.store.files import RunDirectory
 from tallystick.testing import hostile_runs
-from tallystick.testing.parser_seeds import SIZES, asked_question, neutral_order, whole_question
+from tallystick.testing.parser_seeds import REFEREE, SIZES, asked_question, neutral_order
 from tallystick.tlog import tree
 from tallystick.tlog.policy import parse_log_policy
 
@@ -184,23 +185,29 @@ def _exchange(data: bytes) -> spdm.SpdmExchange:
 
 
 def _question(data: bytes) -> Posting:
-    return read_question(BytesIO(data), len(data))
+    """Read a question whose first line is as it is, or a question's content, which is then signed first."""
+    file = _signed(data, QUESTION_TYPE, REFEREE)
+    return read_question(BytesIO(file), len(file), REFEREE.public_key)
 
 
 def _answer(data: bytes) -> Answer:
     """Read an answer whose first line is as it is, or an answer's content, which is then signed first."""
     posting, signer = asked_question(), ed25519_key(bytes(range(32)))
+    file = _signed(data, ANSWER_TYPE, signer)
+    found, _ = read_answer(BytesIO(file), len(file), posting, signer.public_key)
+    return found if found.cannot is None else unable(found.cannot)
+
+
+def _signed(data: bytes, kind: str, signer: Signer) -> bytes:
     line, newline, parts = data.partition(b"\n")
     try:
-        said = parse_canonical_json(line, what="answer", limit=1 << 20)
+        said = parse_canonical_json(line, what="line", limit=1 << 20)
     except InvalidInput:
         said = None
     if isinstance(said, dict) and newline and "payload" not in said:
-        about = (Subject("run", {statements.RUN_DIGEST: posting.run.hex()}),)
-        line = sign_statement(Statement(about, ANSWER_TYPE, cast("dict[str, object]", said)), signer)
-    file = line + newline + parts
-    found, _ = read_answer(BytesIO(file), len(file), posting, signer.public_key)
-    return found if found.cannot is None else unable(found.cannot)
+        about = (Subject("run", {statements.RUN_DIGEST: asked_question().run.hex()}),)
+        line = sign_statement(Statement(about, kind, cast("dict[str, object]", said)), signer)
+    return line + newline + parts
 
 
 def _batch_opening(data: bytes) -> batch_opening.BatchOpening:
@@ -283,7 +290,7 @@ TARGETS: tuple[Target, ...] = (
     Target("verdict", parse_verdict, _encoded),
     Target("dispute-record", parse_dispute, _encoded),
     Target("dispute-move", lambda d: read_move(parse_statement(d))),
-    Target("dispute-question", _question, whole_question),
+    Target("dispute-question", _question),
     Target("dispute-answer", _answer),
     Target("log objection", parse_log_objection, _encoded),
     Target("public-key", parse_public_key),

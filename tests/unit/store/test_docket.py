@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,21 +28,25 @@ from tallystick.dispute.exchange import (
 )
 from tallystick.dispute.moves import hash_in
 from tallystick.dispute.terms import PARTIES, Party
+from tallystick.dispute.verdict import Verdict
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError
 from tallystick.signing import keys
+from tallystick.signing.dsse import sign_statement
 from tallystick.signing.keys import SigningKey, ed25519_key, generate_key
 from tallystick.store import docket as docket_module
 from tallystick.store.docket import AwaitingError, Docket
 from tallystick.store.files import storing
-from tallystick.store.mailbox import RULING, Mailbox, answer_name, question_name
+from tallystick.store.mailbox import Mailbox, answer_name, question_name
 
 KEYS: dict[Party, SigningKey] = {"trainer": ed25519_key(b"\x02" * 32), "auditor": ed25519_key(b"\x01" * 32)}
+REFEREE = ed25519_key(b"\x03" * 32)
 RUN, CLAIM, ROOT, OTHER = (bytes([n]) * 32 for n in (7, 8, 9, 10))
 EXCHANGE = Exchange(RUN, CLAIM, "steps", {party: key.public_key for party, key in KEYS.items()})
 ASKED: dict[Party, Question] = {
     party: Question(party, "claim", {"index": 5, "suspected": None, "traced": False}, (b"given",), 64)
     for party in PARTIES
 }
+VERDICT = Verdict("trainer", "forfeit", "no answer", None, 0, {}, ()).encode()
 SAID = Answer({"commitment": ROOT.hex()})
 
 
@@ -58,13 +62,13 @@ class Stage:
 
     def __init__(self, place: Path, before: Callable[[Path], object] = lambda box: None) -> None:
         self.place, self.now = place, 1000
-        Docket.open(place, EXCHANGE, {party: {} for party in PARTIES}, timeout_s=60, now=1000)
+        Docket.open(place, EXCHANGE, {party: {} for party in PARTIES}, REFEREE, timeout_s=60, now=1000)
         before(place / "trainer")
         with pytest.raises(AwaitingError):
             self.ask()
 
     def docket(self) -> Docket:
-        return Docket(self.place, clock=lambda: self.now)
+        return Docket(self.place, REFEREE, clock=lambda: self.now)
 
     def ask(self) -> dict[Party, bytes]:
         return dict(self.docket().ask(ASKED, read))
@@ -79,7 +83,7 @@ class Stage:
         return self.place / party / answer_name(number)
 
     def posting(self, party: Party) -> Posting:
-        return Mailbox(self.place / party).load(0)
+        return Mailbox(self.place / party, REFEREE.public_key).load(0)
 
     def encoded(
         self, party: Party, said: Answer = SAID, key: SigningKey | None = None, posting: Posting | None = None
@@ -146,17 +150,17 @@ def test_another_signature_of_the_same_answer_is_the_same_answer(
     monkeypatch.setattr(keys, "_ecdsa", lambda algorithm, is_signing=False: ec.ECDSA(hashes.SHA256()))
     key = generate_key("ecdsa-p256")  # whose signatures differ each time, as another library's may
     exchange = replace(EXCHANGE, keys={**EXCHANGE.keys, "trainer": key.public_key})
-    Docket.open(tmp_path, exchange, {party: {} for party in PARTIES}, timeout_s=None, now=0)
+    Docket.open(tmp_path, exchange, {party: {} for party in PARTIES}, REFEREE, timeout_s=None, now=0)
     questions: dict[Party, Question] = {"trainer": ASKED["trainer"]}
     with pytest.raises(AwaitingError):
-        Docket(tmp_path).ask(questions, read)
-    posting = Mailbox(tmp_path / "trainer").load(0)
+        Docket(tmp_path, REFEREE).ask(questions, read)
+    posting = Mailbox(tmp_path / "trainer", REFEREE.public_key).load(0)
     files = [b"".join(encode_answer(posting, SAID, key)) for _ in range(2)]
     assert files[0] != files[1]
 
     for data in files:
         (tmp_path / "trainer" / answer_name(0)).write_bytes(data)
-        docket = Docket(tmp_path)
+        docket = Docket(tmp_path, REFEREE)
         assert docket.ask(questions, read) == {"trainer": ROOT}
         assert docket.refused == {}
 
@@ -337,16 +341,17 @@ def test_a_question_is_the_same_after_a_restart_and_a_lost_one_is_posted_again(s
 
 
 def test_more_than_a_referee_takes_is_not_asked_for(tmp_path: Path) -> None:
-    Docket.open(tmp_path, EXCHANGE, {party: {} for party in PARTIES}, timeout_s=60, now=0)
+    Docket.open(tmp_path, EXCHANGE, {party: {} for party in PARTIES}, REFEREE, timeout_s=60, now=0)
     for most, error in ((ANSWER_LIMIT, AwaitingError), (ANSWER_LIMIT + 1, Nondeterminism)):
         questions: dict[Party, Question] = {"trainer": replace(ASKED["trainer"], most=most)}
         with pytest.raises(error):
-            Docket(tmp_path).ask(questions, read)
+            Docket(tmp_path, REFEREE).ask(questions, read)
 
 
 def test_what_somebody_else_put_in_an_answers_place_is_no_answer(stage: Stage) -> None:
     """Or whoever can write to a mailbox could make a party believe that it has answered, and lose by silence."""
-    box, posting, own = Mailbox(stage.place / "trainer"), stage.posting("trainer"), KEYS["trainer"].public_key
+    box = Mailbox(stage.place / "trainer", REFEREE.public_key)
+    posting, own = stage.posting("trainer"), KEYS["trainer"].public_key
     assert not box.is_answered(posting, own)
     good = stage.encoded("trainer", replace(SAID, parts=(b"abc",)))
     for data in (b"", good[:-1], good + b"x", stage.encoded("trainer", key=KEYS["auditor"])):
@@ -362,18 +367,22 @@ def test_one_referee_at_a_time_and_one_dispute_a_directory(stage: Stage) -> None
     with stage.docket().locked(), pytest.raises(StoreError, match="another process"), stage.docket().locked():
         pass
     none: dict[Party, dict[str, bytes]] = {party: {} for party in PARTIES}
-    assert Docket.open(stage.place, EXCHANGE, none, timeout_s=60, now=5).opened == 1000
+    assert Docket.open(stage.place, EXCHANGE, none, REFEREE, timeout_s=60, now=5).opened == 1000
     with pytest.raises(StoreError, match="another dispute"):
-        Docket.open(stage.place, replace(EXCHANGE, level="operators"), none, timeout_s=60, now=5)
+        Docket.open(stage.place, replace(EXCHANGE, level="operators"), none, REFEREE, timeout_s=60, now=5)
+    with pytest.raises(Mismatch, match="another key than the one given is the referee's"):
+        Docket(stage.place, KEYS["trainer"])
 
 
 def test_a_party_refuses_questions_that_are_not_what_they_say(stage: Stage) -> None:
-    box, file = Mailbox(stage.place / "trainer"), stage.place / "trainer" / question_name(0)
+    box = Mailbox(stage.place / "trainer", REFEREE.public_key)
+    file = stage.place / "trainer" / question_name(0)
     good = file.read_bytes()
-    head = json.loads(good.partition(b"\n")[0])
+    asked = stage.posting("trainer").statement()
 
-    def changed(**fields: object) -> bytes:
-        return canonical_json({**head, **fields}) + b"\ngiven"
+    def changed(key: SigningKey = REFEREE, **fields: object) -> bytes:
+        said = replace(asked, predicate={**asked.predicate, **fields})
+        return sign_statement(said, key) + b"\ngiven"
 
     for data, error, naming in (
         (good + b"x", InvalidInput, "5 bytes of parts, 6 are there"),
@@ -384,7 +393,9 @@ def test_a_party_refuses_questions_that_are_not_what_they_say(stage: Stage) -> N
         (changed(party="judge"), InvalidInput, "'judge' is no party"),
         (changed(most="all"), InvalidInput, "most"),
         (changed(body=[]), InvalidInput, "body"),
-        (b" " + good, InvalidInput, "canonical"),
+        (changed(deadline="1"), InvalidInput, "deadline"),
+        (changed(key=KEYS["auditor"]), Mismatch, "is not signed by"),
+        (canonical_json(dict(asked.predicate)) + b"\ngiven", InvalidInput, "question"),
         (b"{}\n", InvalidInput, "question"),
     ):
         file.write_bytes(data)
@@ -396,7 +407,8 @@ def test_a_party_refuses_questions_that_are_not_what_they_say(stage: Stage) -> N
         box.load(0)
     assert box.numbers() == [0]
     with (stage.place / "auditor" / question_name(0)).open("rb") as whole:
-        assert read_question(whole, os.fstat(whole.fileno()).st_size).question.parts == (b"given",)
+        size = os.fstat(whole.fileno()).st_size
+        assert read_question(whole, size, REFEREE.public_key).question.parts == (b"given",)
 
 
 def _closed(box: Path) -> None:
@@ -409,11 +421,10 @@ def _closed(box: Path) -> None:
 @pytest.mark.parametrize(
     "before",
     [
-        lambda box: (box / f".{question_name(0)}.part").mkdir(),
         lambda box: (box / question_name(0)).mkdir(),
         _closed,
     ],
-    ids=["part", "question", "closed"],
+    ids=["question", "closed"],
 )
 def test_who_blocks_its_own_mailbox_is_silent_and_stops_nobody(
     before: Callable[[Path], object], tmp_path: Path
@@ -423,8 +434,40 @@ def test_who_blocks_its_own_mailbox_is_silent_and_stops_nobody(
     stage.put("auditor")
     stage.now = 1061
     assert stage.ask() == {"auditor": ROOT}, "the other party's answer counts, and this one's silence"
-    stage.docket().end(b"{}", None)
-    assert (stage.place / RULING).read_bytes() == b"{}" == (stage.place / "auditor" / RULING).read_bytes()
+    stage.docket().end(VERDICT, None)
+    ruling = Mailbox(stage.place / "auditor", REFEREE.public_key).load_ruling()
+    assert ruling is not None and (ruling.loser, ruling.dispute) == ("trainer", EXCHANGE.id.hex())
+    for place in (stage.place, stage.place / "auditor"):
+        assert hashlib.sha256((place / "verdict.json").read_bytes()).hexdigest() == ruling.verdict
+
+
+def test_what_lies_where_a_file_is_begun_stops_nobody(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "docket", lambda box: (box / f".{question_name(0)}.part").mkdir())
+    assert stage.refused() == {}
+    assert stage.posting("trainer").question.kind == "claim"
+
+
+def test_a_question_that_was_taken_away_is_put_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the referee waits, and when it looks again: a party that starts anew needs what it was asked before."""
+    file = stage.place / "trainer" / question_name(0)
+    before = file.read_bytes()
+    stage.put("auditor")
+    seen: list[bytes] = []
+
+    def wait(seconds: float) -> None:
+        seen.append(file.read_bytes())
+        if len(seen) == 1:
+            file.unlink()
+        else:
+            stage.put("trainer")
+
+    monkeypatch.setattr(docket_module.time, "sleep", wait)
+    waiting = Docket(stage.place, REFEREE, clock=lambda: stage.now, follow=True)
+    assert waiting.ask(ASKED, read) == {"trainer": ROOT, "auditor": ROOT}
+    assert seen == [before, before]
+    file.unlink()
+    assert stage.ask() == {"trainer": ROOT, "auditor": ROOT}
+    assert file.read_bytes() == before
 
 
 def test_nobody_is_silent_because_the_referees_disk_is_full(
@@ -439,11 +482,11 @@ def test_nobody_is_silent_because_the_referees_disk_is_full(
         Stage(tmp_path / "docket")
     monkeypatch.undo()
     # Long after the deadline that nobody heard of: the question is delivered, and time begins.
-    late = Docket(tmp_path / "docket", clock=lambda: 99_999)
+    late = Docket(tmp_path / "docket", REFEREE, clock=lambda: 99_999)
     with pytest.raises(AwaitingError) as awaiting:
         late.ask(ASKED, read)
     assert awaiting.value.deadline == 99_999 + 60
-    assert Mailbox(tmp_path / "docket" / "trainer").load(0).deadline == 99_999 + 60
+    assert Mailbox(tmp_path / "docket" / "trainer", REFEREE.public_key).load(0).deadline == 99_999 + 60
 
 
 def test_a_clock_that_is_set_forward_takes_nobodys_time(
@@ -463,13 +506,13 @@ def test_a_clock_that_is_set_forward_takes_nobodys_time(
     monkeypatch.setattr(docket_module.time, "sleep", wait)
     for party in PARTIES:
         stage.put(party)
-    docket = Docket(stage.place, clock=lambda: stage.now, follow=True)
+    docket = Docket(stage.place, REFEREE, clock=lambda: stage.now, follow=True)
     docket.ask(ASKED, read)
     stage.put("auditor")
     again: dict[Party, Question] = {"trainer": ASKED["trainer"]}
 
     def answer(number: int) -> None:
-        box = Mailbox(stage.place / "trainer")
+        box = Mailbox(stage.place / "trainer", REFEREE.public_key)
         stage.file("trainer", number).write_bytes(stage.encoded("trainer", posting=box.load(number)))
 
     monkeypatch.setattr(stage, "put", lambda party: answer(1))
@@ -481,9 +524,9 @@ def test_what_is_signed_after_the_ruling_changes_nothing(stage: Stage) -> None:
     for party in PARTIES:
         stage.put(party)
     stage.ask()
-    stage.docket().end(b"{}", None)
+    stage.docket().end(VERDICT, None)
     stage.put("trainer", stage.encoded("trainer", Answer({"commitment": OTHER.hex()})))
     assert stage.ask() == {"trainer": ROOT, "auditor": ROOT}
-    stage.docket().verify_ruling(b"{}")
+    stage.docket().verify_ruling(VERDICT)
     with pytest.raises(Mismatch, match="was ruled on otherwise; that ruling stands"):
         stage.docket().verify_ruling(b"[]")

@@ -15,13 +15,11 @@ from tallystick.cli.run.judging import (
     DISPUTE_CODES,
     Accusation,
     LevelName,
-    StatementKey,
     StatementOut,
     check_level,
     dispute,
-    load_signing,
     read_accusation,
-    sign_ruling,
+    ruling_statement,
 )
 from tallystick.cli.terminal import answer as show
 from tallystick.cli.terminal import done, say
@@ -32,7 +30,7 @@ from tallystick.reports.dispute import Passed, awaiting_page, dispute_page
 from tallystick.signing.dsse import parse_envelope
 from tallystick.signing.keys import PublicKey, SigningKey
 from tallystick.store.docket import POLL_SECONDS, AwaitingError, Docket, exchange_of
-from tallystick.store.files import RunDirectory, write_pieces
+from tallystick.store.files import RunDirectory, write_pieces, write_whole
 from tallystick.store.keys import load_key, load_public_key
 from tallystick.store.mailbox import RULING, Mailbox, answer_name, question_name
 
@@ -62,6 +60,10 @@ app = typer.Typer(
 )
 app.command("run")(dispute)
 
+RefereeKey = Annotated[
+    str,
+    option("--key", "KEY", "The referee's private key, for questions and ruling: a file, or env:NAME."),
+]
 Folder = Annotated[Path, argument("DOCKET", "The referee's directory.")]
 
 
@@ -77,6 +79,7 @@ def open_dispute(
     out: Annotated[Path, option("--out", "DOCKET", "The referee's directory, to be made.")],
     trainer_signs: Annotated[Path, option("--trainer-signs", "FILE", "The trainer's public key.")],
     auditor_signs: Annotated[Path, option("--auditor-signs", "FILE", "The auditor's public key.")],
+    key: RefereeKey,
     level: LevelName = "operators",
     deadline: Annotated[
         int | None,
@@ -91,12 +94,15 @@ def open_dispute(
 ) -> int:
     """Open a dispute by files: keep both runs' documents and keys, and make a mailbox for each party."""
     check_level(level)
+    signer = load_key(key)
     places: dict[Party, Path] = {"trainer": trainer, "auditor": auditor}
     keys: dict[Party, PublicKey] = {
         "trainer": load_public_key(trainer_signs), "auditor": load_public_key(auditor_signs),
     }  # fmt: skip
-    if keys["trainer"] == keys["auditor"]:
-        raise InvalidInput("--trainer-signs, --auditor-signs: must be two keys, are one")
+    if len({keys["trainer"], keys["auditor"], signer.public_key}) < 3:
+        raise InvalidInput(
+            "--trainer-signs, --auditor-signs, --key: must be three keys, one of them is given twice"
+        )
     exchange = exchange_of(RunDirectory(trainer), RunDirectory(auditor), level, keys)
     documents: dict[Party, dict[str, bytes]] = {}
     for party, place in places.items():
@@ -111,10 +117,10 @@ def open_dispute(
         steps = RunDirectory(trainer).load_specification().steps
         objection.verify_about(exchange.run.hex(), steps)
         documents["auditor"][RunDirectory(auditor).objection_path.name] = objection.encode()
-    docket = Docket.open(out, exchange, documents, timeout_s=deadline, now=int(time.time()))
+    docket = Docket.open(out, exchange, documents, signer, timeout_s=deadline, now=int(time.time()))
     values = {
         "auditor_mailbox": str(out / "auditor"), "dispute": docket.exchange.id.hex(), "docket": str(out),
-        "deadline_s": deadline, "trainer_mailbox": str(out / "trainer"),
+        "deadline_s": deadline, "referee": signer.public_key.key_id, "trainer_mailbox": str(out / "trainer"),
     }  # fmt: skip
     return done(f"opened: {out}", values, as_json=as_json)
 
@@ -122,9 +128,9 @@ def open_dispute(
 @app.command("rule")
 def rule(
     folder: Folder,
+    key: RefereeKey,
     job: JobName = None,
     follow: Annotated[bool, flag("--follow", "Wait for answers, to the end of the dispute.")] = False,
-    key: StatementKey = None,
     statement: StatementOut = None,
     accusation: Accusation = None,
     as_json: AsJson = False,
@@ -133,8 +139,8 @@ def rule(
 
     Exit codes: as `tally dispute run`, and 5 while an answer is awaited.
     """
-    signing = load_signing(key, statement)
-    docket = Docket(folder, follow=follow)
+    signer = load_key(key)
+    docket = Docket(folder, signer, follow=follow)
     accused = read_accusation(accusation)
     if accused is not None:
         # Or whoever opens a dispute in an auditor's place, and stays silent, would answer that auditor's accusation.
@@ -165,9 +171,10 @@ def rule(
                 "--accusation: the auditor's key has signed no answer in this dispute, so nothing shows that the claim is its "
                 "owner's; nothing was signed. Without --accusation the ruling can be written"
             )
-        if signing is not None:
-            sign_ruling(docket.run("trainer"), docket.run("auditor"), result, signing, accused)
+        signed = ruling_statement(docket.run("trainer"), docket.run("auditor"), result, signer, accused)
         docket.end(result.encode(), result.record)
+        if statement is not None:
+            write_whole(statement, signed)
     record = None if result.record is None else str(folder / "record.json")
     show(dispute_page(result, str(folder / "verdict.json"), record, passed=passed()), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
@@ -178,6 +185,10 @@ def answer(
     mailbox: Annotated[Path, argument("MAILBOX", "Where the questions arrive.")],
     run: Annotated[Path, argument("DIR", "Your own run: the trainer's, or the auditor's claim.")],
     key: OwnKey,
+    referee: Annotated[
+        Path,
+        option("--referee-signs", "FILE", "The referee's public key: what another signed is no question."),
+    ],
     job: JobName = None,
     follow: Annotated[
         int, option("--follow", "S", "Go on until the ruling, or S seconds without a new question.", least=0)
@@ -186,11 +197,12 @@ def answer(
 ) -> int:
     """Answer every question in a mailbox that has no answer yet, from your own run, signed with your own key.
 
-    A ruling that lies in the mailbox ends --follow and is said as it stands there: it is signed by nobody.
+    Only what the referee signed counts. Its ruling ends --follow.
 
     Exit codes: 0 everything is answered, 1 a question was refused, 3 this machine cannot repeat the job.
     """
-    box, directory, signer = Mailbox(mailbox), RunDirectory(run), load_key(key)
+    directory, signer = RunDirectory(run), load_key(key)
+    box = Mailbox(mailbox, load_public_key(referee))
     specification = directory.load_specification()
     source = choose_source(job, specification.job.path)
 
@@ -227,8 +239,8 @@ def _mark(path: Path) -> tuple[int, ...]:
 class _Hand:
     """A party at its mailbox.
 
-    Nobody signs a question. So a question of another dispute is answered as well, by a party of its own, of which the latest
-    are kept: what somebody else has put into the mailbox delays the dispute that counts, and does not end it.
+    What the referee signed in another dispute about the run, anybody may put there. It is answered as well, by a party of its
+    own, of which the latest are kept: it delays the dispute that counts, and does not end it.
     """
 
     def __init__(
@@ -292,9 +304,14 @@ class _Hand:
         return size
 
     def hear_ruling(self) -> bool:
-        """Whether a ruling lies in the mailbox; what is none is said to be refused, and passed over."""
+        """Whether the referee has ruled on the dispute that was asked about; what is no ruling is refused, and passed over."""
         try:
             found = self.box.load_ruling()
+            asked = sorted({dispute.hex() for _, dispute in self.learnt.values()})
+            if found is not None and asked != [found.dispute]:
+                raise Mismatch(
+                    f"{RULING}: is of dispute {found.dispute}, asked was in {' and '.join(asked) or 'none'}"
+                )
         except TallyError as problem:
             if RULING not in self.refused:
                 say(f"{RULING} is no ruling: {problem}")

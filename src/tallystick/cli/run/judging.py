@@ -157,23 +157,23 @@ def dispute(
     if signing is not None:
         if accused is not None and "auditor" not in signers:
             _check_clearing(result, auditor)
-        sign_ruling(ours, theirs, result, signing, accused)
+        signer, statement_at = signing
+        write_whole(statement_at, ruling_statement(ours, theirs, result, signer, accused))
     written = None if result.record is None else str(path)
     answer(dispute_page(result, str(verdict), written), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
 
 
-def sign_ruling(
+def ruling_statement(
     trainer: RunDirectory,
     auditor: RunDirectory,
     result: DisputeResult,
-    signing: Signing,
+    signer: Signer,
     accusation: bytes | None,
-) -> None:
-    """Write the judge's signed statement of how a dispute ended."""
-    (signer, statement), now = signing, int(time.time())
-    signed = sign_verdict(trainer, auditor, result, signer, now, accusation=accusation, dispute=result.record)
-    write_whole(statement, signed)
+) -> bytes:
+    """Return the judge's signed statement of how a dispute ended."""
+    now = int(time.time())
+    return sign_verdict(trainer, auditor, result, signer, now, accusation=accusation, dispute=result.record)
 
 
 def read_accusation(path: Path | None) -> bytes | None:
