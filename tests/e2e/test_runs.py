@@ -127,8 +127,16 @@ def test_every_optimizer_is_followed_bit_for_bit_under_jitter(
     assert report.steps == 36
 
 
-@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])
-@pytest.mark.parametrize(("trainer", "auditor"), [("native", "sse4"), ("sse4", "native")])
+@pytest.mark.parametrize(
+    ("trainer", "auditor", "policy"),
+    [
+        ("native", "sse4", "fp32"),
+        ("native", "sse4", "fp64"),
+        ("native", "sse4", "bf16"),
+        ("sse4", "native", "fp32"),
+        *(pytest.param("sse4", "native", policy, marks=pytest.mark.slow) for policy in ("fp64", "bf16")),
+    ],
+)
 def test_instruction_sets_reach_the_same_bytes_and_last_bits_without_the_log_do_not(
     policy: str, trainer: str, auditor: str, job_file: Path, tmp_path: Path
 ) -> None:
