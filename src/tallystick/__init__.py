@@ -13,6 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tallystick.execution.program_watch import watch
 from tallystick.version import __version__
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ __all__ = [
     "record",
     "verify",
 ]
+
+
+watch()  # here, so that what a script reads and executes after its imports is seen
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 import tallystick
 from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism, OtherProgram
 from tallystick.execution.job import find_source
-from tallystick.execution.program import LocalProgram
+from tallystick.execution.program_watch import Journal
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.audit_report import AuditReport, Deviation
 from tallystick.roles.auditor import audit
@@ -474,12 +475,22 @@ LOADED = "loader = importlib.util.spec_from_file_location('aside', HERE / 'lib' 
 @pytest.mark.parametrize(
     ("way", "is_refused"),
     [
-        (f"{ON_PATH}factor = importlib.import_module('asi' + 'de').FACTOR", True),
+        (f"{ON_PATH}factor = importlib.import_module('asi' + 'de').FACTOR", False),
         (f"{ON_PATH}from package import aside; factor = aside.FACTOR", False),
         (f"{ON_PATH}import aside; factor = aside.FACTOR", False),
         ("factor = runpy.run_path(str(HERE / 'lib' / 'aside.py'))['FACTOR']", True),
         (
             f"{LOADED}aside = importlib.util.module_from_spec(loader); loader.loader.exec_module(aside); factor = aside.FACTOR",
+            True,
+        ),
+        (
+            "from concurrent.futures import ThreadPoolExecutor; "
+            "factor = ThreadPoolExecutor(1).submit(runpy.run_path, str(HERE / 'lib' / 'aside.py')).result()['FACTOR']",
+            True,
+        ),
+        (
+            f"{LOADED}import types; made = {{}}; types.FunctionType(loader.loader.get_code('aside'), made)(); "
+            "factor = made['FACTOR']",
             True,
         ),
     ],
@@ -517,6 +528,70 @@ def test_what_a_program_executes_is_committed_or_refused(
     report = audit(run, find_source(str(file)))
     assert report.verdict == "cannot_reproduce"
     assert "aside.py" in str(firsts(report)[0])
+
+
+COMPILED = """
+import importlib.util
+from importlib.machinery import SourcelessFileLoader
+file = str(HERE / 'lib' / 'aside.pyc')
+    loader = importlib.util.spec_from_file_location('aside', file, loader=SourcelessFileLoader('aside', file))
+    aside = importlib.util.module_from_spec(loader)
+    loader.loader.exec_module(aside)
+    factor = aside.FACTOR
+"""
+
+
+@pytest.mark.parametrize("said", ["<frozen os>", "aside.py"])
+def test_compiled_code_is_known_by_its_file_and_not_by_what_it_says(said: str, tmp_path: Path) -> None:
+    lib = tmp_path / "lib"
+    lib.mkdir()
+    (lib / "aside.py").write_text("FACTOR = 1.0\n")
+    py_compile.compile(str(lib / "aside.py"), cfile=str(lib / "aside.pyc"), dfile=said, doraise=True)
+    (lib / "aside.py").unlink()
+    file = tmp_path / "work.py"
+    file.write_text(OTHERWISE.replace("WAY", COMPILED.strip().replace("\nf", "\n    f")))
+    with pytest.raises(OtherProgram, match=r"aside.pyc was executed by the program"):
+        recorded(file, tmp_path / "run")
+
+
+def test_a_shared_library_beside_a_job_is_refused_and_an_installed_one_is_not(tmp_path: Path) -> None:
+    import numpy._core._multiarray_umath as compiled
+
+    library = tmp_path / "aside.so"
+    shutil.copy(str(compiled.__file__), library)
+    for name, is_refused in ((str(library), True), (str(compiled.__file__), False)):
+        file = tmp_path / f"work_{is_refused}.py"
+        file.write_text(OTHERWISE.replace("WAY", f"import ctypes; ctypes.CDLL({name!r}); factor = 1.0"))
+        if is_refused:
+            with pytest.raises(OtherProgram, match=r"aside.so was executed by the program"):
+                recorded(file, tmp_path / "run")
+        else:
+            recorded(file, tmp_path / "run_of_another")
+
+
+def test_a_library_on_the_path_that_nobody_installed_reads_for_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are committed; before, what they read was not, and another value convicted the trainer."""
+    place, file = tmp_path / "elsewhere", tmp_path / "job" / "work.py"
+    for each in (place, file.parent):
+        each.mkdir()
+    (place / "read_elsewhere.py").write_text(
+        "import os\nFIRST = os.environ.get('FIRST')\n\ndef factor():\n    return float(os.environ.get('FACTOR', '1'))\n"
+    )
+    file.write_text(OTHERWISE.replace("WAY", "import read_elsewhere; factor = read_elsewhere.factor()"))
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setenv("FIRST", "a")
+    run = recorded(file, tmp_path / "run")
+    stated = run.load_specification().job.program
+    first = hashlib.sha256(b"a").hexdigest()
+    assert [each.name for each in stated.files] == ["read_elsewhere.py", "work.py"]
+    assert stated.environment == {"FACTOR": "absent", "FIRST": first}
+    assert audit(run, find_source(str(file))).verdict == "match"
+    monkeypatch.setenv("FACTOR", "2")
+    report = audit(run, find_source(str(file)))
+    assert report.verdict == "cannot_reproduce"
+    assert firsts(report)[0] == ("environment variable FACTOR", hashlib.sha256(b"2").hexdigest(), "absent")
 
 
 READING = """
@@ -624,7 +699,7 @@ def test_a_run_that_keeps_silent_about_a_variable_accuses_nobody_either(
 ) -> None:
     monkeypatch.setenv("RATE", "0.25")
     with monkeypatch.context() as patched:
-        patched.setattr(LocalProgram, "note_variable", lambda *_: None)
+        patched.setattr(Journal, "note_variable", lambda *_: None)
         run = recorded(reading, tmp_path / "run")
     assert run.load_specification().job.program.environment == {}
     monkeypatch.setenv("RATE", "0.5")

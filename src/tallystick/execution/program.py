@@ -1,6 +1,7 @@
 """The code that a job or a training loop really runs: its file and every module it imports that is not installed.
 
-Which environment variables a job's own files read is noted too, from when the job is built.
+Which environment variables the program's own files read, and what they have executed otherwise than by an import in their source,
+stands in a journal: a job's own, from when it is built, or this process's.
 
 A job's modules are imported from their source, never from a ``.pyc`` beside it, by a finder that notes the bytes executed and,
 where a run is repeated, refuses what the run does not state. What was imported before, or from elsewhere, is found by
@@ -9,27 +10,32 @@ following the imports of the program's files through ``sys.modules``.
 
 from __future__ import annotations
 
-import ast
-import functools
 import hashlib
-import importlib.metadata
 import os
-import site
-import stat
 import sys
-import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, ModuleType
 
 from tallystick.errors import InvalidInput, OtherProgram
-from tallystick.execution.program_watch import watch
+from tallystick.execution.program_files import (
+    HERE,
+    OWN,
+    document_name,
+    is_installed,
+    places,
+    read_file,
+    version_of,
+    versions_of,
+)
+from tallystick.execution.program_source import imports_in, names_held_by, variables_named_in
+from tallystick.execution.program_watch import COMPILED, SHARED, WATCH, Execution, Journal, watch
 from tallystick.run.program import (
     ABSENT,
-    FILE_LIMIT,
     MOST_FILES,
+    MOST_VARIABLES,
     PROGRAM_LIMIT,
     Program,
     ProgramDifference,
@@ -39,10 +45,7 @@ from tallystick.run.program import (
     compare_versions,
     in_words,
 )
-from tallystick.version import __version__
 
-OWN = "tallystick"  # compared by version: a job that it ships is a file all the same
-HERE = Path(__file__).resolve().parent.parent  # of what OWN's version says
 LOOKED_AT = 16  # steps between two looks at every loaded module
 
 
@@ -58,8 +61,8 @@ class LocalProgram:
         module: as it was loaded; None before.
         executed: of every module that the finder loaded: file and bytes.
         allowed: what a run that is repeated states; None to load anything.
-        environment: of each environment variable that its files read, as ``Program`` states it.
-        ran: files whose code the program had executed, by an import or otherwise.
+        journal: what it has read and executed.
+        is_main: whether this process is it, whose journal it then is.
     """
 
     name: str
@@ -69,25 +72,38 @@ class LocalProgram:
     module: ModuleType | None = None
     executed: dict[str, tuple[Path, bytes]] = field(default_factory=dict[str, tuple[Path, bytes]])
     allowed: Program | None = None
-    environment: dict[str, str] = field(default_factory=dict[str, str])
-    ran: set[str] = field(default_factory=set[str])
+    journal: Journal = field(default_factory=Journal)
+    is_main: bool = False
     _parked: dict[str, ModuleType] = field(default_factory=dict[str, ModuleType])
     _loaded: tuple[int, str | None] = (0, None)
     _names: frozenset[str] = frozenset()
+    _own: frozenset[str] = frozenset()
+    _named: dict[str, str] = field(default_factory=dict[str, str])
+    _paused: tuple[int, int] | None = None
+    _judged: int = 0
 
     def collect(self) -> tuple[Program, dict[str, bytes]]:
         """Return the program as far as it is loaded by now, and the bytes of its files by name.
 
         Raises:
             InvalidInput: a file is gone, too large, no regular file, or of a name that no document takes.
-            OtherProgram: a file has changed since it was loaded.
+            OtherProgram: a file has changed since it was loaded, or was executed and is named by no import.
         """
+        contents, tops = self._gathered()
+        files = tuple(
+            ProgramFile(name, len(data), hashlib.sha256(data).hexdigest())
+            for name, data in sorted(contents.items())
+        )
+        return Program(self.name, files, versions_of(tops), self._with_named(self.environment)), contents
+
+    def _gathered(self) -> tuple[dict[str, bytes], set[str]]:
+        """Return the bytes of the program's files by name, and the top-level names of what it imports besides."""
         contents, files_seen = {self.name: self.source}, {self.file}
         tops: set[str] = set()
         package = None if self.module is None else vars(self.module).get("__package__")
-        todo = [*self.executed, *_imports(self.source, package or ""), *_held_by(self.module)]
+        todo = [*self.executed, *imports_in(self.source, package or ""), *names_held_by(self.module)]
         seen: set[str] = set()
-        while todo:
+        while todo or (todo := self._imported_otherwise(files_seen, seen)):
             name = todo.pop()
             todo += [parent for parent, dot, _ in (name.rpartition("."),) if dot]
             module = sys.modules.get(name) or self._parked.get(name)
@@ -100,7 +116,7 @@ class LocalProgram:
                 continue
             data = self._bytes_of(name, file)
             files_seen.add(file)
-            written = _document_name(name, file)
+            written = document_name(name, file)
             if written == self.name and file == self.file:
                 data = self.source
             if contents.setdefault(written, data) != data:
@@ -110,18 +126,39 @@ class LocalProgram:
                     f"program: {written} makes it more than {MOST_FILES} files or {PROGRAM_LIMIT} bytes; "
                     "install what is no part of it as a distribution"
                 )
-            todo += [*_imports(data, str(vars(module).get("__package__") or "")), *_held_by(module)]
-        for each in sorted(self.ran):
-            if (file := Path(each).resolve()) not in files_seen and (file.is_file() or file.parent.is_file()):
-                raise OtherProgram(
-                    f"{each} was executed by the program, and no import in it says so, so nothing commits to it; "
-                    "import it by its name, or install it as a distribution"
-                )
-        files = tuple(
-            ProgramFile(name, len(data), hashlib.sha256(data).hexdigest())
-            for name, data in sorted(contents.items())
-        )
-        return Program(self.name, files, _versions(tops), dict(self.environment)), contents
+            todo += [*imports_in(data, str(vars(module).get("__package__") or "")), *names_held_by(module)]
+        self._own = frozenset(map(str, files_seen))
+        return contents, tops
+
+    def _imported_otherwise(self, own: set[Path], seen: set[str]) -> list[str]:
+        """Return the modules whose files the program has had executed, and which no import in its source names.
+
+        Raises:
+            OtherProgram: it has had a file executed that is no module; by name.
+        """
+        found = {
+            file: each
+            for each, execution in self._heard().ran.items()
+            if (file := Path(each).resolve()) not in own and _is_had_executed(file, execution, own, self.root)
+        }
+        if not found:
+            return []
+        modules = [
+            (name, Path(stated).resolve())
+            for name, module in list(sys.modules.items())
+            if isinstance(stated := getattr(module, "__dict__", {}).get("__file__"), str)
+        ]
+        names = [
+            name
+            for name, file in modules
+            if file in found and name not in seen and locate(name, self.root) == file
+        ]
+        if not names:
+            raise OtherProgram(
+                f"{min(found.values())} was executed by the program, and no import in it says so, so nothing commits to it; "
+                "import it by its name, or install it as a distribution"
+            )
+        return names
 
     def compare_before(self, stated: Program) -> list[ProgramDifference]:
         """Return in what this machine's files and distributions differ from those stated, having run nothing."""
@@ -134,7 +171,7 @@ class LocalProgram:
             if data is not None:
                 read.append(data)
                 own[name] = hashlib.sha256(data).hexdigest()
-        versions = {name: found for name in stated.distributions if (found := _version_of(name)) is not None}
+        versions = {name: found for name in stated.distributions if (found := version_of(name)) is not None}
         expected = dict(stated.digests())
         if any(b"sys.path" in data for data in read):  # where it will look nobody knows before it runs
             expected = {name: hexed for name, hexed in expected.items() if name in own}
@@ -142,67 +179,106 @@ class LocalProgram:
 
     def compare_loaded(self, stated: Program) -> list[ProgramDifference]:
         """Return what is loaded by now and not stated; what is stated and not loaded yet is no difference."""
-        found, _ = self.collect()
-        own = {(stated.main if name == self.name else name): hexed for name, hexed in found.digests().items()}
+        own = {
+            stated.main if name == self.name else name: hashlib.sha256(data).hexdigest()
+            for name, data in self._gathered()[0].items()
+        }
         return compare_files(own, {name: hexed for name, hexed in stated.digests().items() if name in own})
 
-    def verify_committed(self, stated: Program, step: int, *, whole: bool = False) -> None:
-        """Return unless something was loaded since the last call that is not committed to.
+    def verify_committed(
+        self, stated: Program, step: int, *, whole: bool = False, reads: bool = True
+    ) -> None:
+        """Return unless something was loaded since the last call that is not committed to, or read, if ``reads``.
 
         What is new stands last in the list of modules, but where somebody moves it: all of them are looked at every
-        ``LOOKED_AT`` steps, and with ``whole``.
+        ``LOOKED_AT`` steps, and with ``whole``. Nothing is new while the program is paused.
 
         Raises:
             OtherProgram: something was; by name.
         """
-        if late := sorted(self.environment.keys() - stated.environment.keys()):
-            raise OtherProgram(
-                f"step {step}: environment variable {late[0]} was read after the program had been committed to; "
-                "read it in build, or make it a setting of the job"
-            )
-        loaded = len(sys.modules) + len(self.ran), next(reversed(sys.modules), None)
-        if loaded == self._loaded and step % LOOKED_AT and not whole:
+        if self._paused is not None:
             return
-        names, self._loaded = frozenset(sys.modules) | self.ran, loaded
-        if names == self._names:
+        loaded = len(sys.modules) + len(self.journal.ran), next(reversed(sys.modules), None)
+        names = self._names
+        if loaded != self._loaded or not step % LOOKED_AT or whole:
+            names, self._loaded = frozenset([*sys.modules, *self.journal.ran]), loaded
+        if names != self._names:
+            self._names = names
+            if found := self.compare_loaded(stated):
+                raise OtherProgram(
+                    f"step {step}: {found[0].subject} was loaded after the program had been committed to; "
+                    "import it where the program begins, or in build or batch before the first step"
+                )
+        if reads and self._judged != (known := len(self.journal.reads)):
+            if late := sorted(self.environment.keys() - stated.environment.keys()):
+                raise OtherProgram(
+                    f"step {step}: environment variable {late[0]} was read after the program had been committed to; "
+                    "read it before the first step (of a job: in build), or make it a setting"
+                )
+            self._judged = known
+
+    # -- what it reads -----------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of each environment variable that its files have read by now: as ``Program`` states it."""
+        found: dict[str, str] = {}
+        own = self._own | {str(self.file), *(str(file) for file, _ in self.executed.values())}
+        for (file, name), value in self._heard().reads.items():
+            if file in own or os.path.realpath(file) in own:
+                found.setdefault(name, value or ABSENT)
+        if not self.is_main:  # a module of elsewhere may have read before the job was there
+            outside = self._own - {str(self.file), *(str(file) for file, _ in self.executed.values())}
+            for (file, name), value in list(WATCH.process.reads.items()):
+                if os.path.realpath(file) in outside:
+                    found.setdefault(name, value or ABSENT)
+        return found
+
+    def name_variables(self) -> None:
+        """Take the values of the variables that the source of a main program names, which it may have read or may read yet."""
+        if not self.is_main:
             return
-        self._names = names
-        if found := self.compare_loaded(stated):
-            raise OtherProgram(
-                f"step {step}: {found[0].subject} was loaded after the program had been committed to; "
-                "import it where the program begins, or in build or batch before the first step"
-            )
+        contents, _ = self._gathered()
+        for data in contents.values():
+            for name in variables_named_in(data):
+                value = WATCH.value_of(name)
+                self._named.setdefault(name, value or ABSENT)
 
     def compare_environment(self, stated: Program) -> list[ProgramDifference]:
-        """Return the environment variables read by now whose values differ from those stated, or that are not stated."""
-        read = stated.environment.keys() & self.environment.keys()
-        return compare_environments(
-            self.environment, {name: stated.environment[name] for name in sorted(read)}
-        )
+        """Return the environment variables read by now whose values differ from those stated, or that are not stated.
+
+        Of a main program that was there before anybody watched, all that its source names count as read.
+        """
+        own = self.environment
+        if not self.journal.is_whole:
+            own = self._with_named(own)
+        read = stated.environment.keys() & own.keys()
+        return compare_environments(own, {name: stated.environment[name] for name in sorted(read)})
+
+    def _with_named(self, read: Mapping[str, str]) -> dict[str, str]:
+        room = max(MOST_VARIABLES - len(read), 0)
+        others = [name for name in self._named if name not in read][:room]
+        return {**read, **{name: self._named[name] for name in others}}
 
     def read_anew(self) -> None:
         """Take what the variables read so far are now."""
-        for name in self.environment:
-            self.environment[name] = _stated_value(os.environ.get(name))
+        self.journal.read_anew()
 
-    def note_variable(self, file: str, name: str, value: str | None) -> None:
-        """Note that code of ``file`` read an environment variable, if that file is the program's."""
-        if file == str(self.file) or any(file == str(each) for each, _ in self.executed.values()):
-            self.environment.setdefault(name, _stated_value(value))
+    def pause(self) -> None:
+        """What is read and executed from here on is not the run's, unless it goes on."""
+        self._paused = len(self.journal.reads), len(self.journal.ran)
 
-    def note_execution(self, file: str, frame: FrameType | None) -> None:
-        """Note that code of ``file`` is executed, if one of the program's own files has it executed and nobody installed it."""
-        if file in self.ran or file == str(self.file) or not file.endswith((".py", ".pyc")):
-            return
-        sites, standard = _places()
-        path = Path(file).resolve()
-        if path.is_relative_to(HERE) or any(path.is_relative_to(place) for place in (*sites, *standard)):
-            return
-        own = {str(self.file), *(str(each) for each, _ in self.executed.values())}
-        while frame is not None and frame.f_code.co_filename not in own:
-            frame = frame.f_back
-        if frame is not None:
-            self.ran.add(file)
+    def go_on(self) -> None:
+        """The run goes on: what was read and executed since it paused is its own."""
+        self._paused = None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the run has paused, or ended."""
+        return self._paused is not None
+
+    def _heard(self) -> Journal:
+        return self.journal if self._paused is None else self.journal.first(*self._paused)
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -214,10 +290,10 @@ class LocalProgram:
         if name.partition(".")[0] == OWN or not isinstance(stated, str):
             return None
         file = Path(stated).resolve()
-        return None if _is_installed(name, file) else file
+        return None if is_installed(name, file) else file
 
     def _bytes_of(self, name: str, file: Path) -> bytes:
-        data = _read(file)
+        data = read_file(file)
         if name in self.executed and self.executed[name][1] != data:
             raise OtherProgram(f"{file}: has changed since it was imported; begin anew")
         return data
@@ -227,9 +303,9 @@ class LocalProgram:
         parts = name.split("/")
         module = [*parts[:-1], *([stem] if (stem := parts[-1].partition(".")[0]) != "__init__" else [])]
         file = locate(".".join(module), self.root)
-        if file is None or not module or _document_name(".".join(module), file) != name or not file.is_file():
+        if file is None or not module or document_name(".".join(module), file) != name or not file.is_file():
             return None
-        return _read(file)
+        return read_file(file)
 
     # -- imports -----------------------------------------------------------------------------------
 
@@ -245,7 +321,8 @@ class LocalProgram:
         _FINDER.program = self
         for name in [name for name in self._parked if name not in sys.modules]:
             sys.modules[name] = self._parked.pop(name)
-        watch(_active)
+        WATCH.job = self.journal
+        watch()
         if _FINDER not in sys.meta_path:
             at = next((n for n, each in enumerate(sys.meta_path) if each is PathFinder), len(sys.meta_path))
             sys.meta_path.insert(at, _FINDER)
@@ -261,8 +338,7 @@ class LocalProgram:
         self.park()
         self._parked.clear()
         self.executed.clear()
-        self.environment.clear()
-        self.ran.clear()
+        self.journal.clear()
         self.module = None
 
     def take(self, name: str, file: Path, data: bytes) -> None:
@@ -271,7 +347,7 @@ class LocalProgram:
         Raises:
             OtherProgram: it is not what the run states.
         """
-        written = _document_name(name, file)
+        written = document_name(name, file)
         if self.allowed is not None and written != self.name:
             stated = self.allowed.digests().get(written, ABSENT)
             if (own := hashlib.sha256(data).hexdigest()) != stated:
@@ -289,7 +365,7 @@ class _SourceLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of the source, having noted its bytes."""
         path = self.get_filename(fullname)
-        data = _read(Path(path))
+        data = read_file(Path(path))
         self._program.take(fullname, Path(path), data)
         return self.source_to_code(data, path)
 
@@ -316,25 +392,34 @@ class _Finder:
             elsewhere = PathFinder.find_spec(name, None, target) if path is None else spec
             return spec if elsewhere is None or elsewhere.origin is None else None
         file = Path(spec.origin).resolve()
-        if not file.is_relative_to(program.root) or _is_installed(name, file):
+        if not file.is_relative_to(program.root) or is_installed(name, file):
             return None
         if isinstance(spec.loader, SourceFileLoader):
             spec.loader = _SourceLoader(program, name, str(file))
             spec.cached = None
             return spec
-        program.take(name, file, _read(file))
+        program.take(name, file, read_file(file))
         return spec
 
 
 _FINDER = _Finder()
 
 
-def _active() -> LocalProgram | None:
-    return _FINDER.program
+def _is_had_executed(file: Path, execution: Execution, own: set[Path], root: Path) -> bool:
+    """Whether one of the program's own files had a file executed that nobody installed, directly or through a library.
 
-
-def _stated_value(value: str | None) -> str:
-    return ABSENT if value is None else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
+    What a library reads for it in a language of its own (a template) is data; what nobody else can have had executed, in a thread
+    of the standard library's, is the program's. Of shared libraries those below its directory are, which it loads itself.
+    """
+    sites, standard = places()
+    if file.is_relative_to(HERE) or any(file.is_relative_to(place) for place in (*sites, *standard)):
+        return False
+    if not (file.is_file() or file.parent.is_file()):
+        return False
+    if SHARED in file.suffixes and not file.is_relative_to(root):
+        return False
+    through = execution.above if file.suffix in COMPILED else {execution.by} - {None}
+    return execution.by is None or any(Path(each).resolve() in own for each in through if each is not None)
 
 
 def locate(name: str, root: Path | None = None) -> Path | None:
@@ -361,119 +446,10 @@ def locate(name: str, root: Path | None = None) -> Path | None:
     return None
 
 
-def _read(file: Path) -> bytes:
-    """Return the bytes of a program's file.
-
-    Raises:
-        InvalidInput: it is gone, no regular file, or longer than a program's file may be.
-    """
-    try:
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise InvalidInput(f"{file}: is no regular file, and a program's files are")
-            data = opened.read(FILE_LIMIT + 1)
-    except OSError as problem:
-        raise InvalidInput(
-            f"{file}: the program imports it, and it cannot be read ({problem.strerror})"
-        ) from None
-    if len(data) > FILE_LIMIT:
-        raise InvalidInput(
-            f"{file}: a program's file must have at most {FILE_LIMIT} bytes; install it as a distribution"
-        )
-    return data
-
-
-def _document_name(module: str, file: Path) -> str:
-    parts = module.split(".")
-    if file.name.partition(".")[0] == "__init__":
-        return "/".join([*parts, file.name])
-    suffix = next((s for s in (".py", *EXTENSION_SUFFIXES, ".pyc") if file.name.endswith(s)), file.suffix)
-    return "/".join(parts) + suffix
-
-
 def _found(name: str) -> ModuleSpec | None:
     """Return how a top-level name would be imported were it not, and no program active."""
     specs = (finder.find_spec(name, None) for finder in sys.meta_path if finder is not _FINDER)
     return next((spec for spec in specs if spec is not None), None)
-
-
-@functools.cache
-def _places() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The directories of installed distributions, and those of the standard library."""
-    paths = sysconfig.get_paths()
-    sites = {paths["purelib"], paths["platlib"], *site.getsitepackages(), site.getusersitepackages()}
-    # PYTHONPATH and .pth files add more; a distribution with an egg-info may lie in its own sources, under work.
-    found = importlib.metadata.distributions()
-    sites |= {str(each.locate_file("")) for each in found if each.read_text("METADATA") is not None}
-    return (
-        tuple({Path(place).resolve() for place in sites}),
-        tuple({Path(paths[name]).resolve() for name in ("stdlib", "platstdlib")}),
-    )
-
-
-@functools.cache
-def _distributions() -> Mapping[str, list[str]]:
-    """The installed distributions by the module names that they bring."""
-    return importlib.metadata.packages_distributions()
-
-
-def _is_installed(name: str, file: Path) -> bool:
-    """Whether a module is a distribution's or the standard library's; what lies among them unowned is neither's."""
-    sites, standard = _places()
-    if any(file.is_relative_to(place) for place in sites):
-        return name.partition(".")[0] in _distributions()
-    return any(file.is_relative_to(place) for place in standard)
-
-
-def _version_of(distribution: str) -> str | None:
-    if distribution == OWN:
-        return __version__
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _versions(tops: set[str]) -> dict[str, str]:
-    """Return the version of every installed distribution that brings one of these modules."""
-    names = {distribution for top in tops for distribution in _distributions().get(top, ())}
-    names |= {OWN} & tops
-    return {name: found for name in sorted(names) if (found := _version_of(name)) is not None}
-
-
-def _names_in(tree: ast.AST, package: str) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")
-                above = above[: len(above) - node.level + 1]
-                base = ".".join([*above, *([base] if base else [])])
-            yield from (name for name in (base,) if name)
-            yield from (f"{base}.{alias.name}" if base else alias.name for alias in node.names)
-
-
-@functools.lru_cache(maxsize=1024)
-def _imports(source: bytes, package: str) -> tuple[str, ...]:
-    """Return the dotted names that a source imports anywhere in it, or might: of ``from a import b`` also ``a.b``."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return ()
-    return tuple(dict.fromkeys(_names_in(tree, package)))
-
-
-def _held_by(module: ModuleType | None) -> list[str]:
-    """Return the names of the modules that a module's names stand for, or whose functions and classes it holds."""
-    found: list[object] = []
-    for value in () if module is None else list(vars(module).values()):
-        if isinstance(value, ModuleType):
-            found.append(value.__name__)
-        elif isinstance(value, (FunctionType, type)):
-            found.append(value.__module__)
-    return [name for name in found if isinstance(name, str)]
 
 
 def verify_program(program: LocalProgram, stated: Program, *, accusing: bool = False) -> None:

@@ -111,7 +111,7 @@ class Program(Document, what="program"):
         if len(self.environment) > MOST_VARIABLES:
             raise InvalidInput(
                 f"program: at most {MOST_VARIABLES} environment variables may be read, by name; read are "
-                f"{len(self.environment)}; what a job depends on is better a setting"
+                f"{len(self.environment)}, and a copy of os.environ reads them all; what a job depends on is better a setting"
             )
         for name, value in self.environment.items():
             if _VARIABLE.fullmatch(name) is None:
