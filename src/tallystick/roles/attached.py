@@ -325,6 +325,7 @@ class Attached:
         if self._step is not None and self._loop is not None:
             self._restore_backward()
             self._loop.session.open_step.pause()
+            self._loop.seal()
 
     def _listen_to_backward(self) -> None:
         """Put ``_noted_backward`` in the place of both ways to begin a backward pass.

@@ -130,6 +130,8 @@ class Follower(Loop[AuditReport]):
         session, transcript = self.session, self._transcript
         number = session.step
         self.settle()
+        self._number = number
+        self._program.go_on()
         if number >= transcript.num_steps:
             raise ProtocolViolation(f"follower: the run has {transcript.num_steps} steps, this is one more")
         if number == 0:
@@ -150,7 +152,7 @@ class Follower(Loop[AuditReport]):
         self.phases.add("step", clock)
         acceptance.count(session, context)
         session.settle(context)
-        self._program.verify_committed(transcript.specification.job.program, number)
+        self.seal()
         self._segment.deviations += compare_step(record, self._outcome, context.violations)
         self.latest = Progress(number, transcript.num_steps, self._outcome.loss, len(frame))
         self._floats = self._floats and has_floats(self._data)
@@ -158,6 +160,17 @@ class Follower(Loop[AuditReport]):
             self._later = functools.partial(self._close_segment, number)
             if batch is not FROM_OPERATORS:
                 self.settle()
+
+    def seal(self) -> None:
+        """Hold what the program has loaded and executed by now against what is stated; after the last step it may do more.
+
+        Raises:
+            OtherProgram: it has loaded or executed what is not stated; by name.
+        """
+        is_last = self._number + 1 == self._transcript.num_steps
+        stated = self._transcript.specification.job.program
+        self._program.verify_committed(stated, self._number, whole=is_last, reads=False)
+        self._program.pause()
 
     @property
     def checkpoint_every(self) -> int:
@@ -186,6 +199,7 @@ class Follower(Loop[AuditReport]):
     def _begin(self) -> None:
         """Compare the committed first state with what the program has before its first step, then go on from that state."""
         session = self.session
+        self._program.name_variables()
         specification = self._transcript.specification
         state = self._directory.load_committed(0, specification.initial_state)
         if (other_ones := other_sites(session, specification)) is not None:
@@ -250,7 +264,8 @@ class Follower(Loop[AuditReport]):
             )
         stated = self._transcript.specification.job.program
         try:
-            verify_program(self._program, stated)
+            if not self._program.is_paused:
+                verify_program(self._program, stated)
             excuse_environment(self.report, self._program.compare_environment(stated))
         except OtherProgram as problem:  # whatever was found before, other code may have found
             cause = uncommitted(problem)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tallystick.errors import InvalidInput, ProtocolViolation
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.program import LocalProgram
+from tallystick.execution.program_watch import WATCH
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.session.session import Session
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch, split_batch
@@ -44,7 +45,7 @@ class Loop(ABC, Generic[Result]):
         self._result: Result | None = None
         self._session: Session | None = None
         self._loss: Loss | None = None
-        self._micro_batch = 0
+        self._micro_batch, self._number = 0, 0
         self._carries = False  # gradients of a step that the optimizer did not take
         self._traced: TracedStep | None = None
         self._data: Any = None
@@ -227,6 +228,10 @@ class Loop(ABC, Generic[Result]):
             fingerprint,
         )
 
+    @abstractmethod
+    def seal(self) -> None:
+        """Hold what the program has read and executed by now against what is stated; after the last step it may do more."""
+
     def settle(self) -> None:
         """Do what the last step has left to do when the state is as it will be before the next."""
         later, self._later, self._kept = self._later, None, {}
@@ -285,7 +290,15 @@ def main_program(program: str | os.PathLike[str] | None) -> LocalProgram:
         raise InvalidInput("recorder: the main program has no source file; name one with program=")
     file = Path(path).resolve()
     running = (m for m in list(sys.modules.values()) if _is_from(m, file))
-    return LocalProgram(file.name, file, file.read_bytes(), file.parent, next(running, None))
+    return LocalProgram(
+        file.name,
+        file,
+        file.read_bytes(),
+        file.parent,
+        next(running, None),
+        journal=WATCH.process,
+        is_main=True,
+    )
 
 
 def _is_from(module: object, file: Path) -> bool:

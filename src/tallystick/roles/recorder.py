@@ -135,12 +135,14 @@ class Recorder(Loop[RunStatement]):
             session.state.verify_unedited(*self._left, session.step)
         before = session.table
         number = session.step
+        self._number = number
+        self._program.go_on()
         if self._loss is not None:
             if session.is_calibration_step(number):
                 self._calibrate(batch, before)
             if number == 0:
                 before = session.table
-                writer.begin(self._specification, self._program)
+                self._begin_writing(writer)
         context = session.recording_context(before)
         clock = time.perf_counter()
         listeners = session.listeners
@@ -156,11 +158,22 @@ class Recorder(Loop[RunStatement]):
         frame = context.finish()
         session.settle(context)
         self.phases.add("step", clock)
+        self.seal()
         self.latest = Progress(number, self._steps, self._outcome.loss, len(frame))
         self._left = session.state.marks(), self._outcome.fingerprint
-        self._later = functools.partial(writer.write_step, number, self._outcome, frame)
+        self._later = functools.partial(writer.write_step, number, self._outcome, frame, is_verified=True)
         if batch is not FROM_OPERATORS:
             self.settle()
+
+    def seal(self) -> None:
+        """Hold what the program has read and executed by now against what is committed to; after the last step it may do more.
+
+        Raises:
+            OtherProgram: it has read or executed something since then; by name.
+        """
+        if self._writer is not None:
+            self._writer.verify_program(self._number)
+            self._program.pause()
 
     def _calibrate_if_outgrown(self, batch: Any, context: RecordingContext) -> None:
         """Measure the noise again before gradients are rounded of which one is far larger than when it was measured.
@@ -202,7 +215,7 @@ class Recorder(Loop[RunStatement]):
             self._calibrate(batch, session.table, outgrown)
             if step == 0:
                 assert writer is not None
-                writer.begin(self._specification, self._program)
+                self._begin_writing(writer)
             context.restart(session.table, is_due=is_due)
             before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
             gradients, _, _ = gradients_under(session, again, context, before)
@@ -214,6 +227,10 @@ class Recorder(Loop[RunStatement]):
                     f"step {step}: gradient of {name} is another one when the step's operators run again; what lies between them "
                     "is no operator of torch (numpy, a library of its own), or is kept from another step"
                 )
+
+    def _begin_writing(self, writer: RunWriter) -> None:
+        self._program.name_variables()
+        writer.begin(self._specification, self._program)
 
     def _specification(self, root: str, program: Program) -> Specification:
         return specification_of(

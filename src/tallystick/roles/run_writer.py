@@ -147,16 +147,19 @@ class RunWriter:
         if specification != kept.specification:
             self.directory.write_document(self.directory.specification_path, specification.encode())
 
-    def write_step(self, step: int, outcome: StepOutcome, frame: bytes) -> None:
+    def write_step(self, step: int, outcome: StepOutcome, frame: bytes, *, is_verified: bool = False) -> None:
         """Append one finished step; at a checkpoint commit the state first.
+
+        Its program is verified before, unless it ``is_verified``: when the step ended.
 
         With overlap another thread does that. It is done before the optimizer changes a tensor (the session then calls
         ``wait``) and before the next record is written, so that a process that is killed leaves what it would leave
         without that thread.
         """
-        assert self.specification is not None and self._program is not None
+        assert self.specification is not None
         self.wait()
-        self._program.verify_committed(self.specification.job.program, step)
+        if not is_verified:
+            self.verify_program(step)
         clock = time.perf_counter()
         first = step - step % self.specification.checkpoint_every
         if not self.specification.is_checkpoint(step):
@@ -173,6 +176,15 @@ class RunWriter:
             self._commitment, self._entries = commitment, entries
             self.session.listeners.before_change = self.wait
         self.phases.add("commit", clock)
+
+    def verify_program(self, step: int, *, whole: bool = False) -> None:
+        """Return unless the program has loaded or read what is not committed to.
+
+        Raises:
+            OtherProgram: it has; by name.
+        """
+        if self.specification is not None and self._program is not None:
+            self._program.verify_committed(self.specification.job.program, step, whole=whole)
 
     def wait(self) -> None:
         """Return when the last committed state is on the disk.
@@ -222,8 +234,7 @@ class RunWriter:
         """Write the statement."""
         self.wait()
         self.close()
-        if self.specification is not None and self._program is not None:
-            self._program.verify_committed(self.specification.job.program, self.session.step, whole=True)
+        self.verify_program(self.session.step, whole=True)
         statement = self.directory.load_partial().statement()
         self.directory.write_document(self.directory.statement_path, statement.encode())
         return statement

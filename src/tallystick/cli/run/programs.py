@@ -12,6 +12,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING
 
 from tallystick.errors import InvalidInput, JobFailed, TallyError
+from tallystick.execution.program_watch import journal_of_its_own
 
 if TYPE_CHECKING:
     from tallystick.roles.attached import Attached, ProgramRun
@@ -78,8 +79,9 @@ def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> A
     sys.path.insert(0, str(Path.cwd() if is_module else Path(name).resolve().parent))
     try:
         main, code = _load(name, is_module=is_module)
-        sys.argv[:], sys.modules["__main__"] = [str(main.__file__), *arguments], main
-        with wanting(wanted), redirect_stdout(sys.stderr) if quiet else nullcontext():
+        shown = str(main.__file__) if is_module else name
+        sys.argv[:], sys.modules["__main__"] = [shown, *arguments], main
+        with wanting(wanted), journal_of_its_own(), redirect_stdout(sys.stderr) if quiet else nullcontext():
             _run(name, main, code)
             if wanted.attached is None:
                 raise InvalidInput(
@@ -105,9 +107,9 @@ def _load(name: str, *, is_module: bool) -> tuple[ModuleType, CodeType]:
         if spec is None or spec.origin is None:
             raise InvalidInput(f"python -m {name}: there is no such module, or it is no program")
         main.__spec__, main.__package__, file = spec, spec.parent, Path(spec.origin)
-    main.__file__ = str(file)
+    main.__file__ = str(file.absolute())
     try:
-        return main, compile(file.read_bytes(), str(file), "exec")
+        return main, compile(file.read_bytes(), main.__file__, "exec")
     except (SyntaxError, OSError) as problem:
         raise InvalidInput(f"{name}: cannot be run: {problem}") from problem
 
