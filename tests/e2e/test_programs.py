@@ -18,7 +18,7 @@ import pytest
 import tallystick
 from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism, OtherProgram
 from tallystick.execution.job import find_source
-from tallystick.execution.program_watch import Journal
+from tallystick.execution.program_watch import ProgramJournal
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.audit_report import AuditReport, Deviation
 from tallystick.roles.auditor import audit
@@ -699,7 +699,7 @@ def test_a_run_that_keeps_silent_about_a_variable_accuses_nobody_either(
 ) -> None:
     monkeypatch.setenv("RATE", "0.25")
     with monkeypatch.context() as patched:
-        patched.setattr(Journal, "note_variable", lambda *_: None)
+        patched.setattr(ProgramJournal, "note_variable", lambda *_: None)
         run = recorded(reading, tmp_path / "run")
     assert run.load_specification().job.program.environment == {}
     monkeypatch.setenv("RATE", "0.5")

@@ -16,7 +16,7 @@ from tallystick.cli.main import main
 from tallystick.errors import OtherProgram
 from tallystick.execution.program import LocalProgram
 from tallystick.execution.program_source import variables_named_in
-from tallystick.execution.program_watch import Journal
+from tallystick.execution.program_watch import ProgramJournal
 from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory
 
@@ -279,7 +279,7 @@ def test_variables_that_a_source_names(line: str, names: str) -> None:
 
 def test_a_later_reading_is_not_the_runs(tmp_path: Path) -> None:
     program = LocalProgram(
-        "a.py", tmp_path / "a.py", b"", tmp_path, journal=Journal(is_whole=True), is_main=True
+        "a.py", tmp_path / "a.py", b"", tmp_path, journal=ProgramJournal(is_whole=True), is_main=True
     )
     program.file.write_bytes(b"")
     program.journal.note_variable(str(program.file), "FIRST", "1")

@@ -31,7 +31,7 @@ from tallystick.execution.program_files import (
     versions_of,
 )
 from tallystick.execution.program_source import imports_in, names_held_by, variables_named_in
-from tallystick.execution.program_watch import COMPILED, SHARED, WATCH, Execution, Journal, watch
+from tallystick.execution.program_watch import COMPILED, SHARED, WATCH, Execution, ProgramJournal, watch
 from tallystick.run.program import (
     ABSENT,
     MOST_FILES,
@@ -72,7 +72,7 @@ class LocalProgram:
     module: ModuleType | None = None
     executed: dict[str, tuple[Path, bytes]] = field(default_factory=dict[str, tuple[Path, bytes]])
     allowed: Program | None = None
-    journal: Journal = field(default_factory=Journal)
+    journal: ProgramJournal = field(default_factory=ProgramJournal)
     is_main: bool = False
     _parked: dict[str, ModuleType] = field(default_factory=dict[str, ModuleType])
     _loaded: tuple[int, str | None] = (0, None)
@@ -277,7 +277,7 @@ class LocalProgram:
         """Whether the run has paused, or ended."""
         return self._paused is not None
 
-    def _heard(self) -> Journal:
+    def _heard(self) -> ProgramJournal:
         return self.journal if self._paused is None else self.journal.first(*self._paused)
 
     # -- files -------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Execution(NamedTuple):
 
 
 @dataclass
-class Journal:
+class ProgramJournal:
     """What was read and executed, in this order.
 
     Attributes:
@@ -60,9 +60,9 @@ class Journal:
         for key in list(self.reads):
             self.reads[key] = digest_of(os.environ.get(key[1]))
 
-    def first(self, reads: int, ran: int) -> Journal:
+    def first(self, reads: int, ran: int) -> ProgramJournal:
         """Return a copy of what came first."""
-        return Journal(dict(islice(self.reads.items(), reads)), dict(islice(self.ran.items(), ran)))
+        return ProgramJournal(dict(islice(self.reads.items(), reads)), dict(islice(self.ran.items(), ran)))
 
     def clear(self) -> None:
         """Forget everything."""
@@ -74,7 +74,7 @@ class _Watch:
     """The journals that are told: this process's, and that of the job that is active."""
 
     def __init__(self) -> None:
-        self.process, self.job = Journal(), Journal()
+        self.process, self.job = ProgramJournal(), ProgramJournal()
 
     def value_of(self, name: str) -> str | None:
         """Return what a variable is, as a journal has it: as somebody read it first, or as it is now."""
@@ -88,7 +88,7 @@ WATCH = _Watch()
 @contextmanager
 def journal_of_its_own() -> Generator[None]:
     """Inside, a program runs from its beginning, and this process's journal is its."""
-    before, WATCH.process = WATCH.process, Journal(is_whole=True)
+    before, WATCH.process = WATCH.process, ProgramJournal(is_whole=True)
     watch()
     try:
         yield
