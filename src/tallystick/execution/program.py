@@ -321,7 +321,7 @@ class LocalProgram:
         _FINDER.program = self
         for name in [name for name in self._parked if name not in sys.modules]:
             sys.modules[name] = self._parked.pop(name)
-        WATCH.job = self.journal
+        WATCH.begin_job(self.journal)
         watch()
         if _FINDER not in sys.meta_path:
             at = next((n for n, each in enumerate(sys.meta_path) if each is PathFinder), len(sys.meta_path))

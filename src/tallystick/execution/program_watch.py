@@ -71,10 +71,20 @@ class ProgramJournal:
 
 
 class _Watch:
-    """The journals that are told: this process's, and that of the job that is active."""
+    """The journals that are told: this process's, the active job's, and, of what a thread of nobody's does, the ``latest``."""
 
     def __init__(self) -> None:
         self.process, self.job = ProgramJournal(), ProgramJournal()
+        self.latest = self.process
+
+    def begin_job(self, journal: ProgramJournal) -> None:
+        """Tell a job's journal from now on."""
+        self.job = self.latest = journal
+
+    def begin_main(self) -> ProgramJournal:
+        """Return this process's journal, of a main program that begins to be recorded or followed."""
+        self.latest = self.process
+        return self.process
 
     def value_of(self, name: str) -> str | None:
         """Return what a variable is, as a journal has it: as somebody read it first, or as it is now."""
@@ -89,11 +99,13 @@ WATCH = _Watch()
 def journal_of_its_own() -> Generator[None]:
     """Inside, a program runs from its beginning, and this process's journal is its."""
     before, WATCH.process = WATCH.process, ProgramJournal(is_whole=True)
+    WATCH.begin_main()
     watch()
     try:
         yield
     finally:
         WATCH.process = before
+        WATCH.begin_main()
 
 
 def digest_of(value: str | None) -> str | None:
@@ -131,7 +143,7 @@ def _imported_by(frame: FrameType | None) -> str | None:
 def _tell_execution(file: str, frame: FrameType | None) -> None:
     files = [absolute(above.f_code.co_filename) for above in _up(frame) if not _is_between(above)]
     execution = Execution(files[0] if files else None, frozenset(files))
-    for journal in (WATCH.process, WATCH.job):
+    for journal in (WATCH.process, WATCH.job) if files else (WATCH.latest,):
         journal.note_execution(absolute(file), execution)
 
 

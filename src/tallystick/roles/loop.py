@@ -296,7 +296,7 @@ def main_program(program: str | os.PathLike[str] | None) -> LocalProgram:
         file.read_bytes(),
         file.parent,
         next(running, None),
-        journal=WATCH.process,
+        journal=WATCH.begin_main(),
         is_main=True,
     )
 
