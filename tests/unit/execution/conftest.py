@@ -205,7 +205,10 @@ def capture_with(
     generator = torch.get_rng_state()
     stream.start(0, 0, 0)
     try:
-        with Capture(context, stream, compute=x.dtype, findings=findings, smooth=smooth):
+        with (
+            stream.seeding(),
+            Capture(context, stream, compute=x.dtype, findings=findings, smooth=smooth),
+        ):
             y = function(leaf)
             weights = torch.linspace(1.0, 2.0, y.numel(), dtype=y.dtype).reshape(y.shape)
             (y * weights).sum().backward()

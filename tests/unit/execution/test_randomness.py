@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.random import seed as seed_of_its_own
 from torch.utils.checkpoint import checkpoint
 
 from tallystick.errors import Nondeterminism
@@ -86,6 +87,62 @@ def test_draws_are_those_of_the_portable_streams(branches: Any) -> None:
     assert drawn[2].tolist() == randint(keys[2], 0, 5, 2, 8).tolist()
     assert drawn[3].tolist() == permutation(keys[3], 5).tolist()
     assert drawn[4].tolist() == bernoulli(keys[4], 0, 5, 0.3).tolist()
+
+
+def seed_by_torch() -> int:
+    return torch.seed()
+
+
+def seed_by_generator() -> int:
+    return torch.default_generator.seed()
+
+
+def seed_by_device() -> int:
+    return torch.cuda.default_generators[0].seed()
+
+
+@pytest.mark.parametrize("new_seed", [seed_by_torch, seed_of_its_own, seed_by_generator, seed_by_device])
+def test_a_new_seed_is_drawn_from_the_next_calls_stream(
+    new_seed: Callable[[], int], branches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As reversible layers take one, to draw alike when they are computed again: of the system's entropy it was another one."""
+    own = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", (own,))
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", own.manual_seed)
+    dtype, seen = getattr(torch, branches.policy.compute), list[Any]()
+
+    def inside(x: Tensor) -> Tensor:
+        torch.rand(2, dtype=dtype)
+        seed = new_seed()
+        torch.manual_seed(seed)
+        first, state = torch.rand(5, dtype=dtype), torch.get_rng_state()
+        second = torch.rand(5, dtype=dtype)
+        torch.set_rng_state(state)
+        seen.extend((seed, first, second, torch.rand(5, dtype=dtype)))
+        return x * 1.0
+
+    before = torch.default_generator, torch.cuda.default_generators, torch.get_rng_state()
+    branches.record(inside, X.to(dtype))
+    seed, first, second, again = seen
+    assert seed == int(randint(stream_key(7, "operator", 0, 0, 0, 1), 0, 1, 0, 1 << 53)[0])
+    for call, drawn in ((seed, first), (seed + 1, second), (seed + 1, again)):
+        words = philox_words(stream_key(7, "operator", 0, 0, 0, call), 0, 5)
+        assert drawn.double().tolist() == ((words >> 8).astype(np.float64) * 2.0**-24).tolist()
+    assert (torch.default_generator, torch.cuda.default_generators) == before[:2]
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert len({new_seed(), new_seed()}) == 2  # the control: outside it is the system's
+
+
+def test_devices_that_are_found_in_a_step_stay_found(branches: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (torch.Generator(),)
+    monkeypatch.setattr(torch.cuda, "default_generators", ())
+
+    def inside(x: Tensor) -> Tensor:
+        torch.cuda.default_generators = found
+        return x * 1.0
+
+    branches.record(inside, X.to(getattr(torch, branches.policy.compute)))
+    assert torch.cuda.default_generators is found
 
 
 def test_the_numbers_of_a_step_are_pinned(branches: Any) -> None:

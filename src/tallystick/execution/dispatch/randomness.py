@@ -3,12 +3,15 @@
 Every call has its own stream, keyed by run seed, step, rank, micro-batch and the number of the
 call; every element its own word. The number of the call lives in torch's default generator (as its
 initial seed): activation checkpointing saves and restores that generator, so a recomputed
-forward pass repeats its numbers without being told.
+forward pass repeats its numbers without being told. A program that seeds it goes on counting from there;
+one that asks for a new seed (``torch.seed``) is given one from a stream too, not the system's entropy.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from tallystick.numerics.random import keep_threshold, normal, permutation, rand
 from tallystick.numerics.rounded_sites import Key
 from tallystick.numerics.rounding_tensors import philox_words
 
+SEED_BITS = 53  # of what ``torch.seed`` returns
 UNIT24 = 2.0**-24  # uniform numbers have 24 bits, so that float32 and float64 hold the same ones
 
 
@@ -35,6 +39,29 @@ class RandomStream:
         """Begin the streams of one micro-batch at call 0."""
         self._place = (step, rank, micro_batch)
         torch.default_generator.manual_seed(0)
+
+    @contextmanager
+    def seeding(self) -> Generator[None]:
+        """Inside, torch's default generators take a new seed, where they are asked for one, from the next call's stream.
+
+        Whatever Python calls them by way of ``torch.random``, ``torch.default_generator`` and ``torch.cuda``. A seed of the
+        system's entropy would give no other machine the same numbers.
+        """
+        torch_random: Any = torch.random
+        own, others = torch.default_generator, torch.cuda.default_generators
+        stand_in = _Reseeded(own, self._new_seed)
+        stand_ins = tuple(_Reseeded(each, self._new_seed) for each in others)
+        torch_random.default_generator = torch.default_generator = stand_in
+        torch.cuda.default_generators = stand_ins
+        try:
+            yield
+        finally:
+            torch_random.default_generator = torch.default_generator = own
+            if torch.cuda.default_generators is stand_ins:  # else torch has found its devices meanwhile
+                torch.cuda.default_generators = others
+
+    def _new_seed(self) -> int:
+        return int(randint(self._next_key(), 0, 1, 0, 1 << SEED_BITS)[0])
 
     def _next_key(self) -> Key:
         call = torch.default_generator.initial_seed()
@@ -161,6 +188,27 @@ class RandomStream:
 
     def _normal(self, shape: Any, device: torch.device) -> Tensor:
         return torch.from_numpy(normal(self._next_key(), 0, math.prod(shape))).reshape(shape).to(device)
+
+
+class _Reseeded(torch.Generator):
+    """In a step, stands for one of torch's default generators; a new seed is what ``draw`` returns."""
+
+    def __new__(cls, own: torch.Generator, draw: Callable[[], int]) -> _Reseeded:
+        make: Any = super().__new__
+        return make(cls, device=own.device)
+
+    def __init__(self, own: torch.Generator, draw: Callable[[], int]) -> None:
+        self._own, self._draw = own, draw
+        for name in (
+            "manual_seed", "initial_seed", "get_state", "set_state", "get_offset", "set_offset", "clone_state",
+            "graphsafe_get_state", "graphsafe_set_state",
+        ):  # fmt: skip
+            setattr(self, name, getattr(own, name))
+
+    def seed(self) -> int:
+        number = self._draw()
+        self._own.manual_seed(number)
+        return number
 
 
 def _own_generator(func: Any) -> Nondeterminism:

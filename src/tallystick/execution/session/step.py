@@ -172,7 +172,7 @@ class OpenStep:
         is_spelled = tensors.device.type != "cpu" or (self.trace is not None and tensors.is_recurrent)
         spelled = SpelledOut() if is_spelled else nullcontext()
         noted = nullcontext() if self.trace is None else self.trace.noting_reads()
-        with rounded, capture, spelled, self._autocast(enabled=True), observed, noted:
+        with self.stream.seeding(), rounded, capture, spelled, self._autocast(enabled=True), observed, noted:
             yield
         for name, state in _outside_generators().items():
             if state != outside[name]:
