@@ -74,7 +74,8 @@ def is_dense(x: Any, grid: SiteGrid, index: npt.NDArray[np.int64], most: int) ->
     """Whether more than ``most`` of the elements ``index``, int64[k], of a tensor ``x`` are near a boundary by chance.
 
     What a step leaves as it is, as most of a queue, lies on points of its grid: half of these are all as far from a boundary of
-    one that became an octave coarser, within its band or not.
+    one that became an octave coarser, within its band or not. And equal values, as of variances that are next to nothing beside
+    what is left of their first one, are near or are not all together: each counts once.
     """
     if index.size <= most or not may_rest(grid):
         return index.size > most
@@ -84,7 +85,7 @@ def is_dense(x: Any, grid: SiteGrid, index: npt.NDArray[np.int64], most: int) ->
     if grid.precision:
         exponents = np.maximum(np.frexp(values)[1] - grid.precision, exponents)
     points = np.ldexp(values, FINER - np.minimum(exponents, LARGEST_EXPONENT))
-    return int((points != np.floor(points)).sum()) > most
+    return int(np.unique(values[points != np.floor(points)]).size) > most
 
 
 def too_dense(name: str, count: int, numel: int) -> Nondeterminism:

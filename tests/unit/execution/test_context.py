@@ -63,6 +63,7 @@ from tallystick.numerics.policy import (
     entry_budget,
     policy_of,
 )
+from tallystick.numerics.reference import T_FIXED
 from tallystick.numerics.rounding import round_recorded
 
 POLICIES = pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
@@ -214,6 +215,59 @@ def test_more_entries_than_the_budget_are_a_violation(policy: Policy) -> None:
         context, _ = followed(policy, x, with_payload(frame, AT_GRADIENT, encode(every)))
         (violation,) = context.violations  # too many are not looked at one by one, and none of them is obeyed
         assert rule in violation.rule
+
+
+BUFFER, AT_BUFFER = (int(Kind.BUFFER), 0), SiteAddress(0, 0, Kind.BUFFER, 0)
+TOGETHER = 128  # running variances, of which nearly all is what is left of the first one: all within half a band of a boundary
+
+
+def together() -> tuple[GridTable, Tensor]:
+    """Values that are all other ones, on both sides of one boundary, and the table with the grid that they have."""
+    grid = site_grid(FP32, Kind.BUFFER, FP32.buffer_band[0], np.array([0]))
+    boundary = 0.5 + math.ldexp(T_FIXED, grid.floor + 2)  # its quantum is 14 bits of it, above the floor's
+    x = boundary + torch.linspace(-0.5, 0.5, TOGETHER, dtype=torch.float64) * 2.0**grid.band
+    return GridTable({BUFFER: grid}), x
+
+
+def follow_buffer(
+    table: GridTable, x: Tensor, frame: bytes | Frame | None
+) -> tuple[Any, Tensor, SparseEntries]:
+    """Round ``x`` as a buffer in place, following ``frame``, or recording it: None."""
+    context: Any = RecordingContext(FP32, table)
+    if frame is not None:
+        read = frame if isinstance(frame, Frame) else decode_frame(frame)
+        context = FollowingContext(FP32, table, read, sites=frozenset({BUFFER}))
+    out = x.clone()
+    context.round(Kind.BUFFER, 0, out, out=out, name="running_var")
+    written = context.finish()
+    payload = decode_frame(written).find(AT_BUFFER) if written is not None else None
+    return written or context, out, decode(payload or b"\0", TOGETHER, 1)
+
+
+def test_values_that_lie_together_may_all_be_in_the_log_and_no_more_than_the_budget_is_moved() -> None:
+    """75 entries of 64: an honest run of a speech model ended in a log violation."""
+    table, x = together()
+    frame, stated, entries = follow_buffer(table, x, None)
+    budget = entry_budget(table.sites[BUFFER], TOGETHER)
+    assert len(entries) == TOGETHER > budget == 64
+    assert x.unique().numel() == TOGETHER
+    for noise in (0.0, 2.0**-24, -(2.0**-24)):
+        context, out, _ = follow_buffer(table, x + noise, frame)
+        assert context.violations == []
+        assert torch.equal(out, stated)
+
+    for count in (budget, budget + 1):
+        symbols = entries.symbols.copy()
+        symbols[:count] ^= 1
+        other = SparseEntries(TOGETHER, 1, entries.indexes, symbols)
+        context, out, _ = follow_buffer(table, x, with_payload(frame, AT_BUFFER, encode(other)))
+        assert ["exceed the budget of 64" in v.rule for v in context.violations] == [True] * (count > budget)
+        assert torch.equal(out, stated) == (count > budget), "what exceeds the budget is not obeyed"
+
+    y = x.clone()
+    y[5] += 2.0 ** (FP32.buffer_band[0] + 2)  # one of them lies where no honest trainer has it
+    context, _, _ = follow_buffer(table, y, frame)
+    assert [v.rule for v in context.violations] == [f"{TOGETHER} entries exceed the budget of 64"]
 
 
 def other(policy: Policy, **fields: Any) -> GridTable:

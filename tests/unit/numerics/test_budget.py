@@ -138,11 +138,23 @@ def test_what_a_step_leaves_as_it_is_may_all_lie_near_boundaries(
 
 def test_as_many_that_have_been_computed_are_refused_and_so_are_those_of_a_dithered_grid() -> None:
     n = 4096
-    x, y = torch.full((n,), T_FIXED, dtype=torch.float64), torch.full((n,), 0.5, dtype=torch.float64)
+    x, y = (
+        T_FIXED + torch.arange(n, dtype=torch.float64) * 2.0**-44,
+        torch.full((n,), 0.5, dtype=torch.float64),
+    )
     for values, dithered in ((x, False), (y, True)):
         with pytest.raises(Nondeterminism, match="of 4096 elements are ambiguous, more than one in 8"):
             round_recorded(values, SiteGrid(0, -2, 0, dithered, [0]), out=values)
     assert entry_room(n) < n // 2
+
+
+def test_equal_values_are_near_a_boundary_together_and_count_once() -> None:
+    """The running variances of a batch norm whose inputs hardly vary, and of its dead channels."""
+    grid, x = SiteGrid(0, -4, 0, False, [0]), torch.full((4096,), T_FIXED, dtype=torch.float64)
+    entries = round_recorded(x, grid, out=torch.empty_like(x))
+    assert len(entries) == 4096
+    for most, dense in ((0, True), (1, False)):
+        assert is_dense(x, grid, entries.indexes, most) == dense
 
 
 @pytest.mark.parametrize("scales", [[0], [0, 3]])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from tallystick.execution.noise.freedom import Excess
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import (
@@ -20,10 +23,10 @@ from tallystick.execution.rounding.grids import (
 )
 from tallystick.numerics.budget import chosen_floor, coarsest_quantum
 from tallystick.numerics.grid_table import GridTable, SiteGrid
-from tallystick.numerics.log import (
-    Kind,
-)
-from tallystick.numerics.policy import SMALL_FINER, SMALL_SITE, SPARSEST, Policy
+from tallystick.numerics.log import Kind, SparseEntries
+from tallystick.numerics.policy import SMALL_FINER, SMALL_SITE, SPARSEST, Policy, entry_budget
+from tallystick.numerics.rounded_sites import Key, is_dense, may_rest
+from tallystick.numerics.rounding import round_followed
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,34 @@ class Violation:
     site: str
     element: int
     rule: str
+
+
+def unmoved(x: Tensor, grid: SiteGrid, key: Key, name: str) -> Tensor:
+    """Return ``x`` as rounding without a log gives it."""
+    out = torch.empty_like(x)
+    round_followed(x, grid, SparseEntries.none(x.numel(), 1), out=out, key=key, name=name)
+    return out
+
+
+def find_excess_of_entries(
+    x: Tensor, grid: SiteGrid, entries: SparseEntries, key: Key, name: str
+) -> Violation | None:
+    """Return that a site's entries exceed its budget, if they do.
+
+    On a grid without dither values that lie together are near a boundary all at once: the variances of a batch norm that are
+    next to nothing beside the first one, one, which all of them still hold a share of. An honest log lists them all. So there
+    only those count that take an element from its own rounding: no log may move more than the budget.
+    """
+    budget, at = entry_budget(grid, entries.n), entries.indexes
+    if not is_dense(x, grid, at, budget):
+        return None
+    if may_rest(grid):
+        out = torch.empty_like(x)
+        found = round_followed(x, grid, entries, out=out, key=key, name=name)
+        turned = (out != unmoved(x, grid, key, name)).reshape(-1).cpu().numpy()
+        if not found.violations and not is_dense(x, grid, at[turned[at]], budget):
+            return None
+    return Violation(name, -1, f"{len(entries)} entries exceed the budget of {budget}")
 
 
 def find_policy_breaches(

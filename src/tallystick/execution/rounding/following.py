@@ -22,7 +22,12 @@ from tallystick.execution.noise.freedom import (
 from tallystick.execution.noise.gradients import GradientMoves
 from tallystick.execution.noise.weighing import Weight
 from tallystick.execution.noise.yardstick import Yardstick
-from tallystick.execution.rounding.breaches import Violation, find_policy_breaches
+from tallystick.execution.rounding.breaches import (
+    Violation,
+    find_excess_of_entries,
+    find_policy_breaches,
+    unmoved,
+)
 from tallystick.execution.rounding.grids import (
     FEWEST_ROWS,
     Site,
@@ -46,8 +51,8 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.nearest import TIED
 from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest
-from tallystick.numerics.policy import ActivationRule, Policy, entry_budget, move_budget
-from tallystick.numerics.rounded_sites import NO_KEY, Followed, Key, is_dense
+from tallystick.numerics.policy import ActivationRule, Policy, move_budget
+from tallystick.numerics.rounded_sites import NO_KEY, Followed, Key
 from tallystick.numerics.rounding import round_followed, round_followed_residues, round_recorded_residues
 from tallystick.numerics.tensor_measures import block_rms
 
@@ -237,7 +242,7 @@ class FollowingContext:
             found, near, steer = self._round_residues(place, grid, payload, x, out, key, name)
         else:
             entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
-            if not self._check_budget(grid, entries, x, name):
+            if not self._is_within_budget(grid, entries, x, key, name):
                 entries = SparseEntries.none(x.numel(), 1)
             held = self._held(place, grid, x, out, len(entries))
             found = round_followed(x, grid, entries, out=out, old=old, key=key, name=name)
@@ -245,7 +250,7 @@ class FollowingContext:
             if is_noise_only(grid):
                 found, near, steer = self._silenced(found, out, payload, name), 0, 0.0
             if held is not None and found.moved:
-                plain = _unmoved(held, grid, key, name)
+                plain = unmoved(held, grid, key, name)
                 self._note_moves(place, out, plain)
             if found.violations:
                 rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
@@ -256,7 +261,7 @@ class FollowingContext:
         self._count((kind, ordinal), grid, x.numel(), site)
         if kind == Kind.GRADIENT:
             if bent is not None and not grid.residue_bits:
-                plain = out if is_noise_only(grid) else _unmoved(bent, grid, key, name)
+                plain = out if is_noise_only(grid) else unmoved(bent, grid, key, name)
             self._note_own(place, grid, out, silenced, plain)
             weight = Weight()
             if grid.residue_bits and self.weigh is not None:
@@ -461,12 +466,12 @@ class FollowingContext:
     def _check_activation_scale(self, place: tuple[Kind, int], grid: SiteGrid, x: Tensor, name: str) -> None:
         self._headers.check_activation(place, grid, x, name)
 
-    def _check_budget(self, grid: SiteGrid, entries: SparseEntries, x: Tensor, name: str) -> bool:
-        budget = entry_budget(grid, entries.n)
-        if is_dense(x, grid, entries.indexes, budget):
-            self.violations += [Violation(name, -1, f"{len(entries)} entries exceed the budget of {budget}")]
-            return False
-        return True
+    def _is_within_budget(
+        self, grid: SiteGrid, entries: SparseEntries, x: Tensor, key: Key, name: str
+    ) -> bool:
+        excess = find_excess_of_entries(x, grid, entries, key, name)
+        self.violations += [] if excess is None else [excess]
+        return excess is None
 
     def settle_noise(self) -> None:
         """Nothing to do: the log states every scale."""
@@ -485,13 +490,6 @@ class FollowingContext:
         if self.yardstick is not None:
             self.freedom.flips = self.yardstick.flips()
             self.freedom.cluster = self.yardstick.cluster(self.freedom.elements)
-
-
-def _unmoved(x: Tensor, grid: SiteGrid, key: Key, name: str) -> Tensor:
-    """Return a gradient as rounding without a log gives it."""
-    out = torch.empty_like(x)
-    round_followed(x, grid, SparseEntries.none(x.numel(), 1), out=out, key=key, name=name)
-    return out
 
 
 def _distinct(x: Tensor, entries: SparseEntries, rule: ActivationRule, grid: SiteGrid) -> int:
