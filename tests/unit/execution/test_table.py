@@ -25,6 +25,7 @@ from tallystick.execution.dispatch.table import (
     COMPARISONS,
     EXACT,
     LATTICES,
+    LOGICAL,
     RANDOM,
     RESTRICTED,
     SMOOTH,
@@ -102,6 +103,11 @@ CASES: dict[str, Case] = {
     "aten::any": Case(at_least(lambda x: x.reshape(8, 1).any(dim=1)), exact=True),
     "aten::all": Case(at_least(lambda x: x.reshape(8, 1).all(dim=1)), exact=True),
     "aten::logical_not": Case(at_least(torch.logical_not), exact=True),
+    "aten::logical_and": Case(at_least(lambda x: x.logical_and(torch.ones(8, dtype=torch.bool))), exact=True),
+    "aten::logical_or": Case(
+        at_least(lambda x: (x.detach() * 1.0).logical_or_(torch.zeros(8, dtype=torch.bool)) > 0.5), exact=True
+    ),
+    "aten::logical_xor": Case(at_least(lambda x: x.logical_xor(x.roll(-2))), exact=True),
     "aten::nonzero": Case(
         at_least(lambda x: torch.zeros(8).index_fill(0, x.nonzero()[:, 0], 1.0) > 0), exact=True
     ),
@@ -136,7 +142,7 @@ RIVALS = {  # the element that competes with element 3 where it is not element 5
 
 
 def test_every_operator_of_the_tables_has_a_case() -> None:
-    assert set(CASES) == set(SWITCHES) | set(LATTICES) | CHOICES | BUCKETS
+    assert set(CASES) == set(SWITCHES) | set(LATTICES) | CHOICES | BUCKETS | LOGICAL
 
 
 KNOWN: dict[str, Callable[[Tensor], Tensor]] = {

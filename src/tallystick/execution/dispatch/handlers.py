@@ -31,6 +31,7 @@ from tallystick.execution.dispatch.table import (
     COMPARISONS,
     EXACT,
     LATTICES,
+    LOGICAL,
     RANDOM,
     RESTRICTED,
     SMOOTH,
@@ -177,6 +178,18 @@ def _compare_tensors(here: OperatorPass, func: Operator, args: Arguments, kwargs
         args[0].copy_(moved)
         return func(*args, **kwargs)
     return func(moved, y, *args[2:], **kwargs)
+
+
+def _logical(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Ask of two tensors whether they are zero, which jumps there: a decision of each that is floating."""
+    asked: list[Tensor] = []
+    for x in args[:2]:
+        zero = torch.zeros((), dtype=x.dtype, device=x.device)
+        moved = here.forced(x, lambda _, zero=zero: zero) if is_float(x) and x.numel() else None
+        asked.append(x if moved is None else moved)
+    if func._schema.is_mutable:
+        asked[0] = args[0] if asked[0] is args[0] else args[0].copy_(asked[0])
+    return func(*asked, *args[2:], **kwargs)
 
 
 def _lattice(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -343,6 +356,7 @@ OWN_HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("aten::div", *QUOTIENTS), _divided),
     **dict.fromkeys(("aten::convolution", "aten::convolution_backward"), _convolution),
     **dict.fromkeys(("aten::sum", "aten::cumsum", "aten::prod", "aten::cumprod"), _total),
+    **dict.fromkeys(LOGICAL, _logical),
     "aten::_to_copy": _cast,
     "aten::copy_": _copy,
     "aten::_grouped_mm": _grouped,

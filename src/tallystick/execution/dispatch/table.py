@@ -105,6 +105,9 @@ CHOICES = frozenset(
     }
 )
 
+# Ask of both their arguments whether they are zero.
+LOGICAL = frozenset({"aten::logical_and", "aten::logical_or", "aten::logical_xor"})
+
 # Ask between which of several points a number lies; each has its own handler.
 BUCKETS = frozenset({"aten::bucketize", "aten::searchsorted", "aten::histc"})
 
@@ -155,9 +158,10 @@ EXACT = frozenset(
     diagonal_scatter embedding empty empty_like empty_strided eq expand expand_copy eye fill fill_ flip
     floor floor_divide fmax fmin full full_like gather ge gt hardshrink hardtanh im2col index index_copy index_fill
     index_select is_coalesced is_same_size isfinite isinf isnan isneginf isposinf le leaky_relu lift
-    lift_fresh lift_fresh_copy linspace logical_not lt masked_fill masked_scatter masked_scatter_backward
-    masked_select max max_pool2d_with_indices_backward max_pool3d_with_indices_backward max_unpool2d
-    max_unpool3d maximum min minimum movedim nan_to_num narrow narrow_copy native_channel_shuffle ne neg
+    lift_fresh lift_fresh_copy linspace logical_and logical_not logical_or logical_xor lt masked_fill
+    masked_scatter masked_scatter_backward masked_select max max_pool2d_with_indices_backward
+    max_pool3d_with_indices_backward max_unpool2d max_unpool3d maximum min minimum movedim nan_to_num
+    narrow narrow_copy native_channel_shuffle ne neg
     new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like permute pixel_shuffle
     pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d relu repeat repeat_interleave
     replication_pad1d replication_pad2d replication_pad3d resize_ resize_as_ roll rot90 round
