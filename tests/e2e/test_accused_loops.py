@@ -5,6 +5,7 @@ As a program: ``test_accused_loops.py LOOP RUN`` records the loop into RUN, or f
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -84,6 +85,31 @@ class Quiet(nn.Module):
         return self.last(F.silu(self.norm(self.first(x))))
 
 
+class Masked(nn.Module):
+    """Attention over what comes before, with a sink and its largest score taken off, then experts by two of eight scores.
+
+    What is masked has ``least``: so much that no other number counts beside it.
+    """
+
+    def __init__(self, least: float, *, sink: bool = True) -> None:
+        super().__init__()
+        self.least, self.sink = least, sink
+        self.first, self.score, self.last = nn.Linear(64, 32), nn.Linear(32, 8, bias=False), nn.Linear(32, 3)
+        with torch.no_grad():
+            self.score.weight.mul_(400.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.sink:
+            ahead = torch.full((len(x), len(x)), self.least).triu(1)
+            scores = torch.cat((x @ x.T + ahead, torch.zeros(len(x), 1)), -1)
+            scores = scores - scores.max(-1, keepdim=True).values
+            x = x + scores.softmax(-1)[:, :-1] @ x
+        scores = self.score(x) + torch.tensor([0.0, self.least] * 4).nan_to_num(0.0, neginf=-math.inf)
+        best, at = scores.topk(2)
+        return self.last(x) + (best / 400.0).sigmoid().sum(-1, keepdim=True) * F.one_hot(at.sum(-1) % 3, 3)
+
+
 def seed_by_torch() -> int:
     return torch.seed()
 
@@ -98,6 +124,8 @@ LOOPS: dict[str, Callable[[], nn.Module]] = {
     "the generator's": lambda: Reseeded(seed_by_generator),
     "one seed": lambda: Reseeded(lambda: 5),
     "quiet": Quiet,
+    "masked by the least number": lambda: Masked(torch.finfo(torch.float32).min),
+    "masked by infinity": lambda: Masked(-math.inf, sink=False),
 }
 
 
@@ -151,7 +179,7 @@ def test_the_log_of_a_quiet_batch_norm_has_more_entries_than_chance_gives(tmp_pa
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="profiles are those of x86-64 under Linux")
 @pytest.mark.parametrize("under", ["sse4,threads=1", "avx2,threads=1"])
-@pytest.mark.parametrize("name", ["torch.seed", "quiet"])
+@pytest.mark.parametrize("name", ["torch.seed", "quiet", "masked by the least number", "masked by infinity"])
 def test_it_matches_under_other_instructions(name: str, under: str, tmp_path: Path) -> None:
     record(name, tmp_path / "run")
     more = parse_profile(under).environment() | {FOLLOW_VARIABLE: str(tmp_path / "run")}

@@ -452,6 +452,24 @@ def test_tensor_operations_move_as_the_kernel_does(
     torch.testing.assert_close(out, expected, rtol=0.0, atol=0.0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mask", [2.0**100, -(2.0**127), -math.inf])
+def test_what_masks_other_elements_stays_and_the_others_move(dtype: torch.dtype, mask: float) -> None:
+    """``torch.finfo(dtype).min`` and a score: the sum is the mask, on every machine; moved by a last place it was infinite."""
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(5), dtype=dtype)
+    x[::3] = mask
+    words = torch.empty_like(x)
+    jitter.move_by_words(x, words, (7, 9), 0, torch.finfo(dtype).eps, -1.0)
+    in_place = x.clone()
+    Jitter(3).disturb_(in_place)
+    for moved in (Jitter(3).disturbed(x), Jitter(3).disturbed(x.t()), in_place, words):
+        found = moved if moved.shape == x.shape else moved.t()
+        assert bool((found[::3] == mask).all())
+        assert bool((found[1::3] != x[1::3]).all())
+    largest = x.masked_fill(x.abs() >= 2.0**100, 2.0**99)
+    assert bool((Jitter(3).disturbed(largest) != largest).all())
+
+
 def test_tensors_without_numbers_are_left_alone() -> None:
     """The second derivative of a sign is a tensor of zeros that has no memory: it was written into."""
     nothing = torch._efficientzerotensor((3,))

@@ -362,6 +362,31 @@ def test_zeros_that_a_relu_leaves_under_a_pool_are_not_logged(branches: Any) -> 
     assert len(branches.record(lambda t: F.max_pool2d(t, 2), masked).frame) == 0
 
 
+@pytest.mark.parametrize("least", [-math.inf, None])
+@pytest.mark.parametrize("size", [2.0**-12, 2.0**12])
+def test_what_masks_an_element_says_nothing_of_the_size_of_the_others(
+    least: float | None, size: float, branches: Any
+) -> None:
+    """Scores of a router, half of them masked by minus infinity or by the least number that there is."""
+    dtype = getattr(torch, branches.policy.compute)
+    mask = torch.finfo(dtype).min if least is None else least
+    trainer_x, auditor_x = (x * size for x in inputs("aten::topk", CASES["aten::topk"], dtype))
+
+    def best(x: Tensor) -> Tensor:
+        scores = torch.cat((x, torch.full((56,), mask, dtype=dtype)))
+        return (scores.topk(3).indices * (x.sum() / x.sum().detach())).to(dtype)
+
+    trainer = branches.record(best, trainer_x)
+    assert len(trainer.frame) == 1
+    follower = branches.follow(best, auditor_x, trainer.frame)
+    alone = branches.record(best, auditor_x)
+    assert follower.violations == []
+    assert torch.equal(follower.output.round(), trainer.output.round())
+    assert not torch.equal(alone.output.round(), trainer.output.round())
+    auditor_x[AT] -= 0.011 * size
+    assert len(branches.follow(best, auditor_x, trainer.frame).violations) == 1
+
+
 def test_hits_of_a_lattice_point_are_logged_where_nobody_has_seen_that_they_stay(branches: Any) -> None:
     dtype = getattr(torch, branches.policy.compute)
     x = torch.linspace(0.3, 5.1, 64, dtype=dtype)
@@ -886,6 +911,10 @@ def test_the_band_of_a_large_input_comes_from_a_sample_that_both_sides_share(bra
     x = x.to(dtype)
     assert sampled_rms(x) == pytest.approx(float(x.double().square().mean().sqrt()), rel=0.05)
     assert sampled_rms(torch.zeros(1 << 15)) == 0.0
+    for mask in (2.0**100, -math.inf, math.nan, torch.finfo(torch.float32).min):
+        masked = torch.stack((x.float(), torch.full_like(x, mask, dtype=torch.float32)), 1).reshape(-1)
+        assert sampled_rms(masked) == pytest.approx(float(x.double().square().mean().sqrt()), rel=0.05)
+        assert sampled_rms(torch.full((9,), mask)) == 0.0
     assert sampled_rms(torch.eye(181).reshape(-1)[1:]) > 0.0  # nothing in the sample: then all elements count
     trainer = branches.record(F.relu, x)
     other = x.clone()

@@ -13,16 +13,29 @@ from tallystick.numerics.kernels import measures
 
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 SAMPLE = 1 << 12  # elements whose rms stands for that of a decision's input
+MASK = 2.0**100
+"""What is as large, or infinite, masks an element (``torch.finfo(dtype).min``): nothing counts beside it, and it says nothing of
+the size of others."""
 NOWHERE = torch.empty(0, dtype=torch.int64)
 
 
 def sampled_rms(flat: Tensor) -> float:
     """Return the rms of a decision's input, from an even sample of large ones: both parties take the same elements.
 
-    An odd stride, so that a sample of images is not one of their borders.
+    An odd stride, so that a sample of images is not one of their borders. Masked elements do not count.
     """
     sample = flat[:: flat.numel() // SAMPLE | 1] if flat.numel() > 2 * SAMPLE else flat
-    return _rms(sample) or _rms(flat)
+    return _rms_of_unmasked(sample) or _rms_of_unmasked(flat)
+
+
+def may_mask(flat: Tensor) -> bool:
+    """Whether any element may mask another: none where all squares sum to less than one of these alone."""
+    return not _rms(flat) * math.sqrt(flat.numel()) < MASK
+
+
+def _rms_of_unmasked(flat: Tensor) -> float:
+    rms = _rms(flat)
+    return rms if rms * math.sqrt(flat.numel()) < MASK else _rms(flat[flat.abs() < MASK])
 
 
 def is_finite(flat: Tensor) -> bool:

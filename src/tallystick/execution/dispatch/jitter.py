@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tallystick.execution.dispatch.boundaries import DTYPES
+from tallystick.execution.dispatch.boundaries import DTYPES, MASK, may_mask
 from tallystick.execution.dispatch.calls import Arguments, Operator
 from tallystick.execution.dispatch.operator_noise import (
     ATTENTION_UNITS,
@@ -175,7 +175,7 @@ class Jitter:
         if x.is_complex():
             x = torch.view_as_real(x)
         size = units * self._units * _eps(x)
-        if _is_dense(x):
+        if _is_dense(x) and not _is_masked(x):
             self._move(x, x, size, whole)
         else:
             x.copy_(self._moved(x, size, whole))
@@ -194,7 +194,7 @@ class Jitter:
                 self.disturbed(torch.view_as_real(x.resolve_conj()), whole=whole, units=units).contiguous()
             )
         size = units * self._units * _eps(x)
-        if not _is_dense(x):
+        if not _is_dense(x) or _is_masked(x):
             return self._moved(x, size, whole)
         moved = torch.empty_like(x)
         if moved.stride() != x.stride():
@@ -203,7 +203,7 @@ class Jitter:
         return moved
 
     def _moved(self, x: Tensor, size: float, whole: bool) -> Tensor:
-        stays = ~torch.isfinite(x)
+        stays = ~(x.abs() < MASK)
         if whole:
             stays |= (x == x.round()) & (x.abs() <= WHOLE[x.dtype])
         return torch.where(stays, x, torch.addcmul(x, _finite(x), self._noise(x), value=size))
@@ -235,7 +235,7 @@ class Jitter:
 def move_by_words(
     x: Tensor, out: Tensor, key: tuple[int, int], start: int, size: float, greatest: float
 ) -> None:
-    """Do what ``random_words.jitter`` does, by tensor operations on any device, with the same bits.
+    """Do what ``random_words.jitter`` does, by tensor operations on any device, with the same bits; what masks others stays.
 
     Args:
         x: dense, of float32 or float64.
@@ -250,7 +250,7 @@ def move_by_words(
         part = source[begin : begin + CHUNK]
         words = philox_words(key, (start + begin) // 16, -(-part.numel() // 16), x.device)
         way = (words.to(torch.int32).view(torch.uint8)[: part.numel()] & 2).to(x.dtype) - 1.0
-        stays = ~torch.isfinite(part) | ((part.abs() <= greatest) & (part == part.round()))
+        stays = ~(part.abs() < MASK) | ((part.abs() <= greatest) & (part == part.round()))
         target[begin : begin + CHUNK] = torch.where(stays, part, part + part * (way * size))
 
 
@@ -317,6 +317,11 @@ def _is_dense(x: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def _is_masked(x: Tensor) -> bool:
+    """Whether dense numbers on the CPU may mask others: these stay on every machine, whatever is added to them."""
+    return x.device.type == "cpu" and may_mask(x.detach().as_strided((x.numel(),), (1,)))
 
 
 def _finite(x: Tensor) -> Tensor:

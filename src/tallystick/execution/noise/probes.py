@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
+from tallystick.execution.dispatch.boundaries import MASK
 from tallystick.execution.dispatch.decisions import EQUAL
 from tallystick.execution.rounding.grids import (
     UNSEEN,
@@ -217,7 +218,7 @@ class EchoingContext:
             now = x[self.probe.branches[place][0]].detach().to(torch.float64)
         if before is not None and before.numel():
             same = now.shape == before.shape  # else a branch was taken that is no decision
-            moved = (now - before).abs().nan_to_num_(0.0) if same else torch.full((1,), math.inf)
+            moved = _moved(before, now) if same else torch.full((1,), math.inf)
             if (largest := float(moved.max())) > 0.0:  # of an input that is all zeros it is no share
                 noise = largest / rms if rms > 0.0 else math.inf
                 self.noise[self._ordinal] = max(self.noise.get(self._ordinal, 0.0), noise)
@@ -288,6 +289,12 @@ class EchoingContext:
         noise.straddles += (0.5 - distance).tolist()
         reach = distance * torch.exp2(before.quantum[apart].double())
         noise.reach = max(noise.reach, float(reach.max()) * scale)
+
+
+def _moved(before: Tensor, now: Tensor) -> Tensor:
+    """Return how far each element moved; what is masked did not."""
+    moved = (now - before).abs().nan_to_num_(0.0)
+    return moved.masked_fill_((before.abs() >= MASK) & (now.abs() >= MASK), 0.0)
 
 
 def still_sites(probe: ProbingContext, left: Collection[int]) -> frozenset[int]:
