@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tallystick.numerics.kernels import measures
+from tallystick.numerics.kernels import measures, native
 
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 SAMPLE = 1 << 12  # elements whose rms stands for that of a decision's input
@@ -28,9 +28,12 @@ def sampled_rms(flat: Tensor) -> float:
     return _rms_of_unmasked(sample) or _rms_of_unmasked(flat)
 
 
-def may_mask(flat: Tensor) -> bool:
-    """Whether any element may mask another: none where all squares sum to less than one of these alone."""
-    return not _rms(flat) * math.sqrt(flat.numel()) < MASK
+def may_mask(x: Tensor) -> bool:
+    """Whether any of dense numbers on the CPU may mask another: none where all squares sum to less than one of these alone."""
+    n = x.numel()
+    if n <= native.CHUNK:
+        return not measures.square_sum(x.data_ptr(), int(x.dtype == torch.float64), n) < MASK * MASK
+    return not _rms(x.detach().as_strided((n,), (1,))) * math.sqrt(n) < MASK
 
 
 def _rms_of_unmasked(flat: Tensor) -> float:
