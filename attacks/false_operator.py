@@ -33,6 +33,13 @@ class LyingSums(TrainerSide):
         return ((first + missing, magnitude), *rest)
 
 
+class NodesToo(LyingSums):
+    """The same, and a node where none belongs: whoever then looks for a false node points at no false sum."""
+
+    def nodes(self, at: int) -> tuple[bytes, ...]:
+        return (bytes(32),)
+
+
 class LyingOpening(TrainerSide):
     """Opens another input than the one that its list commits to, so that the false element would follow from it."""
 
@@ -65,8 +72,9 @@ def attack(stage: Stage) -> str:
 
     result = forger.convicted(outside, naming="must be")
     sums = forger.convicted(lambda side: outside(side, LyingSums), naming="partial sum 0")
+    nodes = forger.convicted(lambda side: outside(side, NodesToo), naming="is opened by 1 nodes")
     opened = forger.convicted(lambda side: outside(side, LyingOpening), naming="does not fit")
-    for ruling in (result, sums, opened):
+    for ruling in (result, sums, nodes, opened):
         found = ruling.operator
         assert found is not None
         must(found.index == place[0], f"the judge names operator {found.index}, the lie is at {place[0]}")
@@ -81,8 +89,9 @@ def attack(stage: Stage) -> str:
         f"a last place within the bound ends in {near.loser}, operator {near.operator.index}: {near.reason}",
     )
     return (
-        f"judge: trainer loses ({result.reason}); with partial sums to fit ({sums.reason}); with another input opened "
-        f"({opened.reason}); inside the bound nothing is gained, the list falls where it leaves it ({near.reason})"
+        f"judge: trainer loses ({result.reason}); with partial sums to fit ({sums.reason}); and a node beside them "
+        f"({nodes.reason}); with another input opened ({opened.reason}); inside the bound "
+        f"nothing is gained, the list falls where it leaves it ({near.reason})"
     )
 
 

@@ -43,7 +43,7 @@ _tally() {
         "tally demo") words="--help --keep" ;;
         "tally diff") words="--after --device --effort --help --job --json --out" ;;
         "tally dispute") words="--help" ;;
-        "tally dispute answer") words="--follow --help --job --json --key --referee-signs" ;;
+        "tally dispute answer") words="--dispute --follow --help --job --json --key --referee-signs" ;;
         "tally dispute open") words="--auditor-signs --deadline --help --json --key --level --out --trainer-signs" ;;
         "tally dispute rule") words="--accusation --follow --help --job --json --key --statement" ;;
         "tally dispute run") words="--accusation --auditor-key --auditor-signs --defence --help --job --json --key --level --out --record --statement --trainer-key --trainer-signs" ;;

@@ -181,6 +181,7 @@ complete -c tally -n '__fish_seen_subcommand_from diff' -l json
 complete -c tally -n '__fish_seen_subcommand_from diff' -l out
 complete -c tally -f -n '__fish_seen_subcommand_from dispute; and not __fish_seen_subcommand_from answer open rule run' -a 'answer open rule run'
 complete -c tally -n '__fish_seen_subcommand_from dispute' -l help
+complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from answer' -l dispute
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from answer' -l follow
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from answer' -l help
 complete -c tally -n '__fish_seen_subcommand_from dispute; and __fish_seen_subcommand_from answer' -l job

@@ -839,7 +839,7 @@ def exchange_cases() -> dict[str, tuple[str, Case]]:
     named: Case = {
         "auditor_run": "22" * 32,
         "keys": {party: hashlib.sha256(public[party]).hexdigest() for party in ("auditor", "trainer")},
-        "level": "operators", "run": "11" * 32,
+        "level": "operators", "nonce": "44" * 32, "objection": "55" * 32, "run": "11" * 32,
     }  # fmt: skip
     dispute = sha("tallystick/dispute-exchange/1", canonical(named)).hex()
     brought, answered = b"what the other party gave", b"bytes of an entry"
@@ -849,7 +849,8 @@ def exchange_cases() -> dict[str, tuple[str, Case]]:
 
     asked: Case = {
         "auditorRun": "22" * 32, "body": {"index": 4, "names": ["model/w"]}, "deadline": 1_800_000_000, "dispute": dispute,
-        "kind": "entries", "most": len(answered), "parts": parts(brought), "party": "trainer", "round": 3,
+        "key": hashlib.sha256(public["trainer"]).hexdigest(), "kind": "entries", "most": len(answered), "objection": "55" * 32,
+        "parts": parts(brought), "party": "trainer", "round": 3,
     }  # fmt: skip
 
     def about_run(kind: str, predicate: Case, **more: Any) -> bytes:

@@ -96,14 +96,14 @@ def measure_exchange(
     docket, referee = place / "docket", place / "referee.key"
     signs = [word for party in PARTIES for word in (f"--{party}-signs", place / f"{party}.key.pub")]
     opened = _start("open", run.path, claim.path, "--out", docket, "--key", referee, *signs)
-    _answer_of(opened, "open", (0,))
+    dispute = _answer_of(opened, "open", (0,))["dispute"]
     say(f"disputing step {at} of {segment} by files")
     programs = {"trainer": place / "program.py", "auditor": source.path}
     began = time.perf_counter()
     answering: dict[Party, subprocess.Popen[bytes]] = {
         party: _start(
             "answer", docket / party, runs[party], "--key", place / f"{party}.key", "--job", programs[party],
-            "--referee-signs", place / "referee.key.pub", "--follow", IDLE_SECONDS,
+            "--referee-signs", place / "referee.key.pub", "--dispute", dispute, "--follow", IDLE_SECONDS,
         )
         for party in PARTIES
     }  # fmt: skip

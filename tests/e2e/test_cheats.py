@@ -435,6 +435,10 @@ def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
     assert ruled(contradicted, EVERYTHING) == ruled(far, EVERYTHING) == auditor
     for claim in (false_state, false_loss):
         assert ruled(claim, "gradient conv1.weight") == auditor  # noise elsewhere explains nothing here
+    # Nor does it have a party lose the file of a state that it committed to.
+    far.checkpoint_path(2).unlink()
+    assert ruled(far, EVERYTHING) == auditor
+    forge_state(far, 2, {**entries, name: Entry(name, "F32", entries[name].shape, (3 * values).tobytes())})
     # Nor does a job that is another one in each process.
     monkeypatch.setattr(step_judge, "find_unsteady", lambda *given: "two processes do not agree")
     assert ruled(false_state) == ruled(far) == ("none", "not_proven")

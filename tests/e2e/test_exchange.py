@@ -20,7 +20,7 @@ from tallystick.cli.main import main
 from tallystick.cli.run.disputing import _Hand  # pyright: ignore[reportPrivateUsage]
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import EntrySummary, StateSummary
-from tallystick.dispute.exchange import Answer, Posting, Question, encode_answer
+from tallystick.dispute.exchange import Answer, Posting, Question, encode_answer, unable
 from tallystick.dispute.moves import move_fields
 from tallystick.dispute.operator_game import Committed
 from tallystick.dispute.operator_list import hash_of
@@ -28,19 +28,20 @@ from tallystick.dispute.record import parse_dispute, verify_dispute
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.execution.job import find_source
+from tallystick.execution.job import Job, find_source
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import operator_dispute, parties, signed_before
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute, respondent
 from tallystick.roles.seats import Seat
-from tallystick.roles.trainer import Order
+from tallystick.roles.trainer import Order, record
+from tallystick.signing.dsse import parse_envelope
 from tallystick.signing.keys import SigningKey, ed25519_key
 from tallystick.store.docket import POLL_SECONDS
 from tallystick.store.files import RunDirectory, write_pieces
 from tallystick.store.keys import write_key
-from tallystick.store.mailbox import Mailbox, answer_name, question_name
-from tallystick.testing.cheats import CHEATS
+from tallystick.store.mailbox import Mailbox, answer_name, objection_of, question_name
+from tallystick.testing.cheats import CHEATS, tampered
 from tallystick.testing.commands import start_command
 
 AT = 3
@@ -95,6 +96,7 @@ class Court:
             "--key", self.runs / "referee.key", *options,
         )  # fmt: skip
         assert code == 0, said
+        self.dispute = said["dispute"]
         return said
 
     def rule(self) -> tuple[int, dict[str, Any]]:
@@ -104,15 +106,19 @@ class Court:
         program = ["--job", self.runs / "program.py"] if party == "trainer" else []
         return [
             "answer", self.docket / party, self.runs / f"{party}-run", "--key", self.runs / f"{party}.key",
-            "--referee-signs", self.runs / "referee.key.pub", *program,
+            "--referee-signs", self.runs / "referee.key.pub",
+            "--dispute", self.dispute, *program,
         ]  # fmt: skip
 
     def answer(self, party: str) -> tuple[int, dict[str, Any]]:
         return self.tally(*self.answering(party))
 
     def posting(self, party: str) -> Posting:
-        box = Mailbox(self.docket / party, REFEREE.public_key)
+        box = self.box(party)
         return box.load(box.numbers()[-1])
+
+    def box(self, party: str) -> Mailbox:
+        return Mailbox(self.docket / party, REFEREE.public_key, bytes.fromhex(self.dispute))
 
     def put(self, party: str, posting: Posting, answer: Answer, key: SigningKey) -> None:
         place = self.docket / party / answer_name(posting.round)
@@ -233,7 +239,7 @@ def test_a_claim_that_agrees_answers_no_accusation_unless_the_auditor_signs_it(
     # The auditor, whose run is another one, signs nothing; who has such a run does.
     code, said = court.tally(
         "answer", forged.docket / "auditor", court.runs / "auditor-run", "--key", court.runs / "auditor.key",
-        "--referee-signs", court.runs / "referee.key.pub",
+        "--referee-signs", court.runs / "referee.key.pub", "--dispute", forged.dispute,
     )  # fmt: skip
     assert (code, said["answered"]) == (1, 0)
     assert forged.answer("auditor")[0] == 0
@@ -328,7 +334,7 @@ def hands_of(court: Court) -> dict[Party, _Hand]:
     sources = {"trainer": find_source(str(court.runs / "program.py")), "auditor": find_source("digits")}
     return {
         party: _Hand(
-            Mailbox(court.docket / party, REFEREE.public_key), KEYS[party],
+            court.box(party), KEYS[party], objection_of(RunDirectory(court.runs / f"{party}-run")),
             lambda me, other: respondent(
                 RunDirectory(court.runs / f"{me}-run"), sources[me], me, other, KEYS[me]
             ),
@@ -342,7 +348,7 @@ def false_question(posting: Posting, how: str) -> Posting:
     asked = posting.question
     body: dict[str, Any] = dict(asked.body)
     if how == "dispute":
-        return replace(posting, dispute=bytes(32), auditor_run=bytes(32))
+        return replace(posting, dispute=bytes(32))
     if how == "list" and asked.kind == "look" and not body["sources"]:
         leaves = [*bytes(asked.parts[1]).split(b"\n")[:-2], bytes(asked.parts[1]).split(b"\n")[-1]]
         body["moves"] = [move_fields(Committed(len(leaves), merkle_root([hash_of(leaf) for leaf in leaves])))]
@@ -462,6 +468,97 @@ def test_a_question_that_asks_for_the_same_twice_or_more_than_it_says_is_refused
         code, said = court.answer("trainer")
         assert code == 1 and words in said["refused"][str(asked.round)]
         assert not (court.docket / "trainer" / answer_name(asked.round)).exists()
+
+
+def test_a_first_state_that_its_trainer_cannot_open_is_the_auditors_to_open(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, who said that a disk was gone was not asked for what the run began with, and was cleared."""
+
+    def change(job: Job) -> None:
+        for group in job.optimizer.param_groups:
+            group["lr"] = 4.0 * group["lr"] + 0.01
+
+    source = find_source("digits")
+    order = Order(source, {"width": "4", "batch": "8"}, find_policy("fp32"), steps=2, checkpoint_every=2)
+    for name in KEYS:
+        shutil.rmtree(court.runs / f"{name}-run")
+    record(tampered(order, change), RunDirectory(court.runs / "trainer-run"))
+    write_claim(RunDirectory(court.runs / "trainer-run"), source, RunDirectory(court.runs / "auditor-run"))
+    (court.runs / "program.py").write_text("from tallystick.jobs.digits import build")
+    plain = parties.Respondent._summary
+
+    def cannot(party: Any, question: Question) -> Answer:
+        first = question.body["index"] == 0
+        return unable("a disk is gone") if first and party.party in silent else plain(party, question)
+
+    monkeypatch.setattr(parties.Respondent, "_summary", cannot)
+    for silent, wanted in (
+        (("trainer",), ("trainer", "fault")),
+        (("trainer", "auditor"), ("none", "not_proven")),
+    ):
+        court.docket = court.docket.with_name(f"docket-{len(silent)}")
+        court.open()
+        code, said = court.rule()
+        while code == 5:
+            for party in said["awaited"]:
+                assert court.answer(party)[0] == 0
+            code, said = court.rule()
+        assert (said["loser"], said["outcome"], said["step"]) == (*wanted, 0), said
+        verdict = parse_verdict((court.docket / "verdict.json").read_bytes())
+        ours, theirs = (RunDirectory(court.runs / f"{party}-run").load_transcript() for party in KEYS)
+        assert "first state" in verify_verdict(
+            verdict, ours.statement(), theirs.statement(), ours.specification
+        )
+
+
+def test_an_objection_that_the_auditor_did_not_make_is_answered_by_nobody(court: Court) -> None:
+    """Before, the trainer handed another one in beside the auditor's documents, and the honest auditor lost by it."""
+    run = RunDirectory(court.runs / "auditor-run")
+    objection = run.load_objection()
+    assert objection is not None
+    other = Court(court.runs.with_name("handed-in"), court.docket.parent, court.capsys)
+    shutil.copytree(court.runs, other.runs)
+    run.write_document(
+        other.runs / "auditor-run" / "objection.json",
+        replace(objection, site="no such site", step=1).encode(),
+    )
+    other.open("--deadline", "3600")
+    code, said = other.rule()
+    for _ in range(20):
+        if code != 5 or "auditor" in said["awaited"]:
+            break
+        assert other.answer("trainer")[0] == 0
+        code, said = other.rule()
+    court.dispute, court.docket = other.dispute, other.docket
+    code, said = court.answer("auditor")
+    assert (code, said["answered"]) == (1, 0)
+    assert any("says that the auditor's objection is" in text for text in said["refused"].values())
+
+
+def test_a_list_that_cannot_be_one_is_refused_before_anything_is_made_of_it(court: Court) -> None:
+    court.open()
+    code, said = court.rule()
+    while "trainer" not in said["awaited"] or court.posting("trainer").question.kind != "list":
+        for party in said["awaited"]:
+            assert court.answer(party)[0] == 0
+        code, said = court.rule()
+        assert code == 5
+    posting = court.posting("trainer")
+    place = court.docket / "trainer" / answer_name(posting.round)
+    assert court.answer("trainer")[0] == 0
+    file = place.read_bytes()
+    body = parse_envelope(file.partition(b"\n")[0]).statement().predicate["body"]
+    assert isinstance(body, dict)
+    place.unlink()
+    empty = b"\n".join([b"{}"] * body["move"][1])
+    for blob, words in (
+        (b"\n" * (1 << 20), "leaves, the move commits to"),
+        (empty, "bytes or more are not"),
+    ):
+        court.put("trainer", posting, Answer(dict(body), (blob,)), KEYS["trainer"])
+        code, said = court.rule()
+        assert code == 5 and words in said["exchange"]["refused"][f"trainer/{place.name}"], said
 
 
 def test_answers_that_break_the_rules_of_the_game_are_refused_and_the_game_goes_on(court: Court) -> None:
@@ -701,7 +798,7 @@ def test_a_process_that_signs_two_answers_loses(party: Party, court: Court, proc
     court.open("--deadline", "3600")
     running = {who: processes.start(who) for who in ("referee", *KEYS)}
     processes.wait(lambda: processes.answered(party) > 0, *running.values())
-    box = Mailbox(court.docket / party, REFEREE.public_key)
+    box = court.box(party)
     court.put(party, box.load(box.numbers()[0]), Answer({"cannot": "I have forgotten"}), KEYS[party])
 
     code, said = processes.end(running["referee"], "referee")

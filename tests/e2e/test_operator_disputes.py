@@ -168,6 +168,43 @@ def test_no_accusation_of_an_honest_operator_holds_even_under_other_arithmetic(h
     assert judged > 150
 
 
+BEYOND = 1 << 40
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        (7, 0, -1),
+        (0, (1 << 31) - 1, -1),
+        (0, BEYOND, -1),
+        (0, 0, 10**6),
+        (0, 0, 1 << 62),
+        (255, BEYOND, 1 << 62),
+    ],
+    ids=str,
+)
+def test_an_accusation_of_what_no_operator_has_loses_and_ends_no_trainers_program(
+    odd: tuple[int, int, int], honest: HonestStep
+) -> None:
+    """Before, the trainer's program failed over the opening, and it lost by silence."""
+    output, element, block = odd
+    seen = set[str]()
+    for at, op in enumerate(honest.side.trace.operators):
+        if op.name in seen:
+            continue
+        seen.add(op.name)
+        side, accusation = honest.side, Accusation(output, element, block)
+        opening = side.open(accusation, at, honest.facts)
+        partials, nodes = side.partials(accusation, at, honest.facts), side.nodes(at)
+        finding = rule_on_operator(
+            honest.facts, honest.base, honest.chunk, agreed=side.leaves.commitment_at(at),
+            claimed=side.leaves.commitment_at(at + 1), agreed_state=honest.agreed.root, claimed_state=honest.claimed,
+            accusation=accusation, opening=replace(opening, partials=partials, nodes=nodes),
+        )  # fmt: skip
+        assert finding.fault != "faulty", (str(op), finding.reason)
+    assert len(seen) > 15
+
+
 def test_an_honest_auditor_objects_to_no_honest_list_and_its_own_bits_do_differ(honest: HonestStep) -> None:
     seen = honest.examination(honest.side)
 

@@ -573,6 +573,8 @@ def test_a_library_on_the_path_that_nobody_installed_reads_for_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files are committed; before, what they read was not, and another value convicted the trainer."""
+    for member in same_arithmetic():
+        member.start()  # before anybody says where the library lies
     place, file = tmp_path / "elsewhere", tmp_path / "job" / "work.py"
     for each in (place, file.parent):
         each.mkdir()

@@ -126,15 +126,22 @@ def size_of(part: Part) -> int:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Which dispute it is: two runs, whose keys answer for them, and how far down it goes.
+    """Which dispute it is: two runs, whose keys answer for them, what the auditor objects to, and how far down it goes.
 
-    There is no number of the referee's in it: whoever referees the same dispute asks the same parties to keep their word.
+    Attributes:
+        run, auditor_run: roots of both runs.
+        level: ``operators`` or ``steps``.
+        keys: of both parties.
+        objection: SHA-256 of the auditor's objection to a log, or None.
+        nonce: 32 bytes that the referee drew: a question or ruling of one docket is none of another.
     """
 
     run: bytes
     auditor_run: bytes
     level: str
     keys: Mapping[Party, PublicKey]
+    objection: bytes | None
+    nonce: bytes
 
     @property
     def id(self) -> bytes:
@@ -146,6 +153,8 @@ class Exchange:
                     "auditor_run": self.auditor_run.hex(),
                     "keys": {party: self.keys[party].key_id for party in PARTIES},
                     "level": self.level,
+                    "nonce": self.nonce.hex(),
+                    "objection": None if self.objection is None else self.objection.hex(),
                     "run": self.run.hex(),
                 }
             ),
@@ -157,7 +166,8 @@ class Posting:
     """A question as it is posted.
 
     Attributes:
-        dispute, run, auditor_run: the dispute's id, and the roots of both runs.
+        dispute, run, auditor_run, objection: the dispute's id, the roots of both runs and the objection's digest.
+        key: id of the key that answers, hexadecimal.
         round: number of the round, from 0.
         question: what is asked.
         deadline: UTC second since 1970 by the referee's clock after which silence loses, or None.
@@ -166,6 +176,8 @@ class Posting:
     dispute: bytes
     run: bytes
     auditor_run: bytes
+    objection: bytes | None
+    key: str
     round: int
     question: Question
     deadline: int | None = None
@@ -178,8 +190,10 @@ class Posting:
             "body": dict(asked.body),
             "deadline": self.deadline,
             "dispute": self.dispute.hex(),
+            "key": self.key,
             "kind": asked.kind,
             "most": asked.most,
+            "objection": None if self.objection is None else self.objection.hex(),
             "parts": stated_parts(asked.parts),
             "party": asked.party,
             "round": self.round,
@@ -220,12 +234,24 @@ def read_question(file: BinaryIO, size: int, key: PublicKey, *, what: str = "que
     """
     head = _line(file, size, what)
     envelope = parse_envelope(head, what=what)
-    statement = envelope.open([key], what=what)
-    if statement.predicate_type != QUESTION_TYPE:
+    asked = envelope.open([key], what=what)
+    if asked.predicate_type != QUESTION_TYPE:
         raise InvalidInput(f"{what}: predicateType must be {QUESTION_TYPE}")
-    names = ("auditorRun", "body", "deadline", "dispute", "kind", "most", "parts", "party", "round")
-    fields = Fields(dict(statement.predicate), what=what, names=names)
-    canonical_json(dict(statement.predicate))  # raises where it holds a float or a lone surrogate
+    names = (
+        "auditorRun",
+        "body",
+        "deadline",
+        "dispute",
+        "key",
+        "kind",
+        "most",
+        "objection",
+        "parts",
+        "party",
+        "round",
+    )
+    fields = Fields(dict(asked.predicate), what=what, names=names)
+    canonical_json(dict(asked.predicate))  # raises where it holds a float or a lone surrogate
     deadline, number, most = fields.value("deadline"), fields.integer("round"), fields.integer("most")
     if number < 0 or most < 0:
         raise InvalidInput(f"{what}: round {number} and most {most} must be 0 or more")
@@ -239,11 +265,10 @@ def read_question(file: BinaryIO, size: int, key: PublicKey, *, what: str = "que
         tuple(_parts(file, stated, size - len(head) - 1, what)),
         most,
     )
-    run = parse_hex(
-        statement.digest_of("run", RUN_DIGEST) or "", n_bytes=HASH_BYTES, what=f"{what}: subject run"
-    )
+    run = parse_hex(asked.digest_of("run", RUN_DIGEST) or "", n_bytes=HASH_BYTES, what=f"{what}: subject run")
+    objection = None if fields.value("objection") is None else _hash(fields, "objection", what)
     posting = Posting(
-        _hash(fields, "dispute", what), run, _hash(fields, "auditorRun", what), number, question,
+        _hash(fields, "dispute", what), run, _hash(fields, "auditorRun", what), objection, fields.text("key"), number, question,
         None if deadline is None else whole_in(deadline, "a deadline"),
     )  # fmt: skip
     if envelope.payload != posting.statement().encode():

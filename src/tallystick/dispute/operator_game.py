@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from tallystick.commit.codec import Document
-from tallystick.commit.field_rules import Hash
+from tallystick.commit.field_rules import Hash, Size
 from tallystick.commit.merkle import EMPTY_ROOT
 from tallystick.dispute.bisection import Claim, Game, GameOutcome, Level, Silence, apply, open_game
 from tallystick.dispute.objections import Objection, parse_objection
@@ -35,6 +35,7 @@ from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 
 Stage = Literal["commit", "answer", "bisect", "reveal", "open", "point", "chunks", "judge", "step", "over"]
 OPERATORS = "operators"
+MOST_PARTIALS, MOST_NODES = 1 << 10, 1 << 14  # of one sum; over the stores of one list
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class Opened(Document, what="move"):
     """The trainer opens the disputed leaf: of a long sum also its partial sums, of the list's end the nodes over its stores."""
 
     leaf: OpenedLeaf
-    partials: tuple[tuple[float, float], ...] = ()
-    nodes: tuple[Hash, ...] = ()
+    partials: Annotated[tuple[tuple[float, float], ...], Size(0, MOST_PARTIALS)] = ()
+    nodes: Annotated[tuple[Hash, ...], Size(0, MOST_NODES)] = ()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from tallystick.commit.encoding import (
     parse_hex,
     parse_hex_float,
 )
-from tallystick.commit.field_rules import Ascii, Hash
+from tallystick.commit.field_rules import Ascii, Hash, Size
 from tallystick.commit.merkle import (
     EMPTY_ROOT,
     consistency_proof,
@@ -50,6 +50,7 @@ ENDED_TAG = "tallystick/operator-list/1"
 BASE_TAG = "tallystick/operator-base/1"
 LEAF_LIMIT = 1 << 16  # bytes of JSON
 MOST_LEAVES = 1 << 24
+LONGEST_PATH = 64  # hashes
 PHASES = ("load", "forward", "backward", "clip", "round", "update", "store")
 SIZE_LIMIT = 1 << 48
 
@@ -397,8 +398,8 @@ class OpenedLeaf(Document, what="dispute: leaf"):
 
     index: int
     leaf: Annotated[bytes, Ascii()] | None
-    path: tuple[Hash, ...]
-    rest: tuple[Hash, ...] = ()
+    path: Annotated[tuple[Hash, ...], Size(0, LONGEST_PATH)]
+    rest: Annotated[tuple[Hash, ...], Size(0, LONGEST_PATH)] = ()
 
     @property
     def nbytes(self) -> int:

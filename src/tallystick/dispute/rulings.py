@@ -171,6 +171,10 @@ class _Disputed:
             UnknownFormError, ArithmeticError, LookupError, ValueError: the table has no value for the operator.
         """
         op, chunk, opening = self.op, self.chunk, self.opening
+        if opening.nodes and op.name != END:
+            return self.faulty(f"is opened by {len(opening.nodes)} nodes, which open the list's end alone")
+        if opening.partials and op.name in (END, LOAD, BATCH, STORE):
+            return self.faulty(f"is opened by {len(opening.partials)} partial sums, and is no sum")
         if op.name == END:
             return self._end(claimed_state)
         if not op.outputs and op.name != STORE:
@@ -203,6 +207,8 @@ class _Disputed:
             if isinstance(problem, UnknownFormError):
                 raise
             return self.faulty(f"{problem}")
+        if opening.partials and not (isinstance(formula, Sum) and formula.num_blocks > 1):
+            return self.faulty(f"is opened by {len(opening.partials)} partial sums, and is no long sum")
         if isinstance(formula, Sum):
             if formula.num_blocks > 1:
                 if len(opening.partials) != formula.num_blocks:

@@ -67,10 +67,14 @@ class Deviation:
         return self.about in ("copied log", "copied state")
 
     def __str__(self) -> str:
+        return self.of("trainer")
+
+    def of(self, party: str) -> str:
+        """Return it in words, of what ``party`` says."""
         where = "" if self.element is None else f" element {self.element}"
         if self.kind == "not_accepted":
             return f"step {self.step}: {self.subject}: {self.stated}; accepted is {self.own}"
-        return f"step {self.step}: {self.subject}{where} is {self.own}, the trainer says {self.stated}"
+        return f"step {self.step}: {self.subject}{where} is {self.own}, the {party} says {self.stated}"
 
 
 @dataclass

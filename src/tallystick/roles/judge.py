@@ -22,7 +22,7 @@ from tallystick.roles.recorded_trace import RecordedTrace
 from tallystick.roles.referee import DisputeResult, Referee
 from tallystick.roles.replay import Replay, open_program, open_replay
 from tallystick.roles.signed_before import FOLDER, SignedBefore
-from tallystick.run.documents import Specification
+from tallystick.run.documents import Specification, verify_one_order
 from tallystick.signing.keys import PublicKey, Signer
 from tallystick.store.docket import Docket
 from tallystick.store.files import RunDirectory
@@ -77,10 +77,7 @@ def dispute(
         OtherProgram: the job imported something on the way that the run does not state: nobody either.
     """
     ours, theirs = trainer.load_transcript(), auditor.load_transcript()
-    if ours.specification.encode() != theirs.specification.encode():
-        raise InvalidInput(
-            "dispute: the two runs have different specifications, so they are not about one order"
-        )
+    verify_one_order(ours.specification, theirs.specification)
     replay = open_job(ours.specification, source)
     own = replay if defence is None else defence(ours.specification)
     keys: dict[Party, PublicKey] = {party: each.public_key for party, each in (signers or {}).items()}

@@ -166,12 +166,8 @@ class RecordParts:
     signatures: tuple[bytes | None, ...]
 
 
-# -- the auditor ---------------------------------------------------------------------------------
-
-
-# -- the referee ---------------------------------------------------------------------------------
-
-LIST_LIMIT = 1 << 28  # bytes of a list
+LIST_LIMIT = 1 << 26  # bytes of a list; of a longer one the whole step is judged
+SHORTEST_LEAF = 96  # bytes: what is left of a leaf without any name, input or output
 MOST_LOOKS = 1 << 12  # of an auditor, which asks for four times as much each time up to the limit
 
 
@@ -282,19 +278,23 @@ class OperatorDispute:
     def _listed(self, answer: Answer) -> str | tuple[bytes, SaidMove]:
         if answer.cannot is not None:
             return answer.cannot
-        (blob,) = answer.expect_parts(1)
-        leaves = bytes(blob).split(b"\n") if blob else []
-        said = self._said(answer, "trainer")
+        (part,) = answer.expect_parts(1)
+        said, blob = self._said(answer, "trainer"), bytes(part)
         if not isinstance(said.move, Committed):
             raise InvalidInput("answer: the trainer must commit to its list")
-        if (said.move.count, said.move.root) != (
-            len(leaves),
-            merkle_root([hash_of(leaf) for leaf in leaves]),
-        ):
+        count = blob.count(b"\n") + 1 if blob else 0
+        if said.move.count != count:  # before anything is made of each leaf
+            raise Mismatch(f"answer: the list has {count} leaves, the move commits to {said.move.count}")
+        if len(blob) < SHORTEST_LEAF * count:
+            raise InvalidInput(
+                f"answer: {count} leaves of {SHORTEST_LEAF} bytes or more are not {len(blob)} bytes"
+            )
+        leaves = blob.split(b"\n") if blob else []
+        operators = [parse_operator(leaf) for leaf in leaves]
+        if said.move.root != merkle_root([hash_of(leaf) for leaf in leaves]):
             raise Mismatch("answer: the list is not the one that the move commits to")
-        self.operators = [parse_operator(leaf) for leaf in leaves]
-        self.count = len(leaves)
-        return bytes(blob), said
+        self.operators, self.count = operators, count
+        return blob, said
 
     def _looked(self, answer: Answer) -> str | list[Source] | tuple[SaidMove, str]:
         answer.expect_parts(0)

@@ -14,6 +14,7 @@ from tallystick.commit.tensors import TensorDigest, digest_of
 from tallystick.dispute.bounds.formulas import Sum, is_within
 from tallystick.dispute.bounds.operands import UnknownFormError, stored_at
 from tallystick.dispute.bounds.steps import StepFacts, formula_for
+from tallystick.dispute.exchange import MOST_PARTS
 from tallystick.dispute.objections import Objection
 from tallystick.dispute.operator_list import ADAM, BATCH, END, LOAD, ROUND, SGD, STORE, Operator, Output
 from tallystick.errors import InvalidInput, Mismatch
@@ -112,7 +113,11 @@ class Examination:
 
     def _want(self, left: list[Source]) -> Wanted:
         total = 0
-        while left and (not self._asked or total + nbytes_of(self.theirs, left[0]) <= self._next_most):
+        while (
+            left
+            and len(self._asked) < MOST_PARTS
+            and (not self._asked or total + nbytes_of(self.theirs, left[0]) <= self._next_most)
+        ):
             total += nbytes_of(self.theirs, left[0])
             self._asked.append(left.pop(0))
         self._next_most = min(4 * self._next_most, self.most)

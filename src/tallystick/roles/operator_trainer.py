@@ -99,6 +99,10 @@ class TrainerSide:
         stored: tuple[OpenedChunk, ...] = ()
         if op.name == END:
             return self._open_end(leaf, accusation, at)
+        if not self._has(op, accusation):  # then the leaf and the source of a store show that
+            return Opening(
+                leaf, self._earlier({each.source[0] for each in op.inputs if op.name == STORE}, at)
+            )
         if op.name == LOAD:
             noting(-1, np.asarray([accusation.element]))
             number = accusation.element * np.dtype(KINDS[op.outputs[0].tensor.dtype]).itemsize // CHUNK_BYTES
@@ -116,7 +120,7 @@ class TrainerSide:
             if isinstance(found, Sum):
                 if found.num_blocks > 1:
                     partials = self.partials(accusation, at, facts)
-                    if accusation.block >= 0:
+                    if 0 <= accusation.block < found.num_blocks:
                         found.block(*found.bounds(accusation.block))
                 else:
                     found.partials()
@@ -129,6 +133,20 @@ class TrainerSide:
         sources = {op.inputs[slot].source[0] for slot in wanted if slot >= 0}
         earlier = self._earlier(sources, at)
         return Opening(leaf, earlier, pieces, partials, state=state, stored=stored)
+
+    def _has(self, op: Operator, accusation: Accusation) -> bool:
+        """Whether an operator has the output and element that the auditor names."""
+        if op.name == STORE:
+            source, output = op.inputs[0].source if op.inputs else (0, 0)
+            return (
+                not op.inputs
+                or accusation.element < self.trace.operators[source].outputs[output].tensor.elements
+            )
+        number = 0 if op.name in (LOAD, BATCH) else accusation.output
+        if number >= len(op.outputs):
+            return not op.outputs
+        held = op.outputs[number]
+        return accusation.element < (held.tensor.elements if op.name == LOAD else held.view.numel)
 
     def stored_data(self, at: int) -> memoryview:
         """Return the bytes that the state entry of a store has."""

@@ -86,7 +86,7 @@ def answer(line: bytes, *, jitter: bool = False, steps_before: int = 0) -> Opini
         return Opinion("none", f"{replay.subject} is {replay.own}")
     try:
         if asked["kind"] == "beginning":
-            other = find_other_beginning(HandedSeat({0: _state(Path(asked["place"]) / "agreed")}), replay)
+            other = find_other_beginning(_state(Path(asked["place"]) / "agreed"), replay)
             return Opinion("none" if other is None else "trainer", str(other))
         if asked["kind"] == "same":
             agreed = _state(Path(asked["place"]) / "agreed").entries if asked["agreed"] else None
@@ -190,6 +190,8 @@ def main() -> None:
     for environment, line in zip(lines, lines, strict=False):
         os.environ.clear()
         os.environ.update(json.loads(environment))  # what the asking process has by now
+        paths = os.environ["PYTHONPATH"].split(os.pathsep)  # and where it finds modules
+        sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
         try:
             opinion = answer(line, jitter=profile.jitter, steps_before=before)
         except TallyError as problem:

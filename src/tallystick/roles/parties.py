@@ -2,9 +2,8 @@
 
 What a party answers follows from the question, the lists and results that earlier questions handed over, its run and its
 key, so one that was killed and started again goes on: ``learn`` takes in the earlier questions without answering them again.
-Whoever can write into a mailbox can ask; so what is kept between questions is found by what it is, a list by its root and a
-step by all that was said of it, and a false question leaves nothing that a true one would be answered with. In one process a
-``roles.local_table.LocalTable`` puts the same questions to the same parties.
+What is kept between questions is found by what it is, a list by its root and a step by all that was said of it. In one
+process a ``roles.local_table.LocalTable`` puts the same questions to the same parties.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tallystick.dispute.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.dispute.operator_list import OperatorList, hash_of, parse_operator
+from tallystick.dispute.operator_list import END, OperatorList, hash_of, parse_operator
 from tallystick.dispute.record import GRIDS_ENTRY, handed_digest
 from tallystick.dispute.rulings import Accusation
 from tallystick.dispute.signed_moves import History, Terms, sign_move
@@ -108,15 +107,9 @@ class Respondent:
     """
 
     def __init__(
-        self,
-        trace: RecordedTrace,
-        other_run: bytes,
-        *,
-        signer: Signer | None = None,
-        objection: Objection | None = None,
-        verify: Callable[[], None] = lambda: None,
-        memory: SignedBefore | None = None,
-    ) -> None:
+        self, trace: RecordedTrace, other_run: bytes, *, signer: Signer | None = None, objection: Objection | None = None,
+        verify: Callable[[], None] = lambda: None, memory: SignedBefore | None = None,
+    ) -> None:  # fmt: skip
         self.trace, self.other_run, self.signer, self.objection = trace, other_run, signer, objection
         self.verify, self.memory = verify, memory
         self.party: Party = trace.party
@@ -167,7 +160,7 @@ class Respondent:
             step = whole_in(question.body.get("step"), "a step")
             if frame_digest(bytes(parts[0])) != self._record(question, step, self.other_run).log:
                 raise Mismatch(
-                    f"question: the log of step {step} is not the one that the trainer's record names"
+                    f"question: this is not the log of step {step} that the trainer's record names"
                 )
             self._heard.setdefault(listed, _Heard(bytes(parts[0]), leaves))
             while len(self._heard) > MOST_LISTS:
@@ -233,7 +226,10 @@ class Respondent:
             return unable(f"the trainer cannot repeat its step: {problem}")
         if side.trace.incomplete is not None:
             return unable(side.trace.incomplete)
-        return self._signed(question, side.committed, parts=(b"\n".join(side.leaves.leaves),))
+        listed = b"\n".join(side.leaves.leaves)
+        if len(listed) > question.most:
+            return unable(f"the list has {len(listed)} bytes, at most {question.most} are taken")
+        return self._signed(question, side.committed, parts=(listed,))
 
     def _show(self, question: Question) -> Answer:
         side = self._trainer(question)
@@ -436,7 +432,7 @@ class Respondent:
 
 def _block(seen: Examination, accusation: Accusation, at: int, opened: Opened, facts: StepFacts) -> int:
     """Return which partial sum or node the auditor points at."""
-    if opened.nodes:
+    if at < len(seen.theirs) and seen.theirs[at].name == END:
         pairs = zip(opened.nodes, nodes_of(seen.theirs, at), strict=False)
         return next((number for number, (stated, own) in enumerate(pairs) if stated != own), -1)
     try:

@@ -33,7 +33,7 @@ from tallystick.roles.operator_replay import list_base
 from tallystick.roles.panel import Panel
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
-from tallystick.roles.seats import Seat, StepParty, read_claim
+from tallystick.roles.seats import Seat, read_claim
 from tallystick.roles.step_judge import NOT_PROVEN, StepFinding, StepJudge
 from tallystick.run.transcript import CURSOR, Transcript, check_cursor
 
@@ -153,8 +153,13 @@ class Referee:
         runs = self.ours.root().hex(), self.theirs.root().hex()
         self.played = DisputeResult("none", None, 0, {}, "", ledger=self.ledger, runs=runs)
         try:
+            # Without its own first state nobody knows whether the run is the job's: whatever else is found clears nobody.
+            is_seen = any(seat.witness_at(0, DOCUMENTS) is not None for seat in self.seats.values())
             result = self._rule()
-            if self.confirms and result.clears:
+            if result.clears and not is_seen:
+                why = f"step 0: not proven: neither side can open the first state; otherwise: {result.reason}"
+                return DisputeResult("none", 0, 0, {}, why, outcome=NOT_PROVEN, ledger=self.ledger, runs=runs)
+            if self.confirms and (result.clears or result.objection is not None):
                 self.seats["auditor"].confirm(self.ours.num_steps)
             return result
         except ForfeitError as forfeit:
@@ -250,13 +255,14 @@ class Referee:
         return found, _record_of(self.ours, self.theirs, case.agreed, steps, position, found)
 
     def _judged_beginning(self) -> DisputeResult | None:
-        trainer = self.seats["trainer"]
-        other = find_other_beginning(trainer, self.replay)
+        opened = (seat.witness_at(0, DOCUMENTS) for seat in self.seats.values())
+        agreed = next((state for state in opened if state is not None), None)
+        other = None if agreed is None else find_other_beginning(agreed, self.replay)
         if other is None:
             return None
         why = f"step 0: the first state is not the job's: {other}"
         dissent = find_unsteady(self.panel.trainer, self.panel.source, 0) or self.panel.find_dissent(
-            "beginning", "trainer", 0, agreed=trainer.witness_at(0, DOCUMENTS)
+            "beginning", "trainer", 0, agreed=agreed
         )
         if dissent is None:
             return replace(self.played, loser="trainer", step=0, reason=why)
@@ -346,11 +352,8 @@ def _weightiest(findings: Sequence[StepFinding], otherwise: DisputeResult) -> Di
     )
 
 
-def find_other_beginning(trainer: StepParty, replay: Replay) -> str | None:
+def find_other_beginning(state: HeldState, replay: Replay) -> str | None:
     """Return a number in the run's first state that is not the job's own, or None; both parties' runs begin there."""
-    state = trainer.witness_at(0, DOCUMENTS)
-    if state is None:
-        return None  # judged where the state is asked for
     try:
         other = find_other_setting(replay.settings, state.entries)
     except (InvalidInput, Mismatch):

@@ -216,7 +216,7 @@ class StepJudge:
             return ruling
         states = {party: seat.witness_at(position.disputed) for party, seat in self.seats.items()}
         unopened = {
-            party: seat.find_unopened_checkpoint(position.agreed)
+            party: seat.find_unopened_checkpoint(position.disputed)
             for party, seat in self.seats.items()
             if states[party] is None
         }
@@ -321,7 +321,7 @@ class StepJudge:
             if other_data and self._is_data_noise("auditor", position, state):
                 self.outcome = CANNOT
                 return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('auditor')}")
-            return Ruling("auditor", str(faults["auditor"]))
+            return Ruling("auditor", faults["auditor"].of("auditor"))
         self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
 
@@ -389,7 +389,7 @@ class StepJudge:
         self, party: Party, position: DisputedPosition, repeated: AcceptableStates
     ) -> Deviation | None:
         state = self.seats[party].witness_at(position.disputed)
-        if state is None and (problem := self.seats[party].find_unopened_checkpoint(position.agreed)):
+        if state is None and (problem := self.seats[party].find_unopened_checkpoint(position.disputed)):
             return Deviation(
                 position.agreed,
                 "mismatch",

@@ -143,6 +143,20 @@ class Specification(Document, form=SPECIFICATION_FORMAT, what="specification", l
         return SPECIFICATION_TAG.encode("ascii") + b"\0" + self.encode()
 
 
+def verify_one_order(ours: Specification, theirs: Specification) -> None:
+    """Return if two runs have one specification.
+
+    Raises:
+        InvalidInput: they have not; with the fields that differ.
+    """
+    mine, other = ours.fields(), theirs.fields()
+    if apart := sorted(name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name)):
+        raise InvalidInput(
+            f"dispute: the two runs are not about one order, their specifications differ in {', '.join(apart)}; an auditor's "
+            "claim is written by tally audit --claim"
+        )
+
+
 @dataclass(frozen=True)
 class StepRecord(Document, what="step record", limit=RECORD_LIMIT):
     """What one rank states about one step.

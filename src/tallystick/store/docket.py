@@ -18,10 +18,11 @@ import errno
 import fcntl
 import hashlib
 import os
+import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,10 +43,20 @@ from tallystick.dispute.exchange import (
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.dispute.verdict import VERDICT_LIMIT, parse_verdict
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError, TallyError
+from tallystick.run.documents import verify_one_order
 from tallystick.signing.keys import PublicKey, Signer, parse_public_key
 from tallystick.store.files import RunDirectory, read_whole, storing, write_pieces, write_whole
-from tallystick.store.mailbox import RULING, answer_name, question_name
+from tallystick.store.mailbox import (
+    QUESTION_FILE_LIMIT,
+    RULING,
+    answer_name,
+    is_settled,
+    mark_of,
+    objection_of,
+    question_name,
+)
 from tallystick.store.regular import open_regular
+from tallystick.store.rounds import Round, Taken, read_round
 
 DOCKET_FORMAT = "tallystick/dispute-docket/2"
 IN_THE_WAY = (
@@ -74,40 +85,6 @@ class AwaitingError(Exception):
         self.number, self.awaited, self.deadline = number, awaited, deadline
 
 
-@dataclass(frozen=True)
-class Taken:
-    """An answer that counts: when it was there, its file's length, digests of the file's first line and of what was signed."""
-
-    at: int
-    nbytes: int
-    head: str
-    payload: str
-
-
-@dataclass
-class Round:
-    """One round: when it was posted, what was asked (digest, and length of the file), what has arrived, who was silent.
-
-    ``delivered`` says whether every question has been written into its mailbox: before that, nobody's time has begun.
-    """
-
-    posted: int
-    asked: dict[Party, tuple[str, int]]
-    taken: dict[Party, Taken] = field(default_factory=dict[Party, Taken])
-    silent: list[Party] = field(default_factory=list[Party])
-    delivered: bool = False
-
-    def fields(self) -> dict[str, object]:
-        """Return the round as a JSON object."""
-        return {
-            "asked": {party: list(each) for party, each in self.asked.items()},
-            "delivered": self.delivered,
-            "posted": self.posted,
-            "silent": list(self.silent),
-            "taken": {party: vars(each) for party, each in self.taken.items()},
-        }
-
-
 class Docket:
     """One dispute on the referee's disk; a table (``dispute.exchange.QuestionChannel``) at which files pass.
 
@@ -129,7 +106,9 @@ class Docket:
     ) -> None:
         self.path, self.signer, self.follow, self.clock = path, signer, follow, clock
         data = read_whole(path / "docket.json", limit=DOCKET_LIMIT, what="a dispute's docket")
-        names = ("auditor_run", "format", "keys", "level", "opened", "referee", "run", "timeout_s")
+        names = (
+            "auditor_run", "format", "keys", "level", "nonce", "objection", "opened", "referee", "run", "timeout_s",
+        )  # fmt: skip
         fields = Fields(
             parse_canonical_json(data, what="docket", limit=DOCKET_LIMIT), what="docket", names=names
         )
@@ -138,6 +117,7 @@ class Docket:
         self.exchange = Exchange(
             _hash(fields.text("run")), _hash(fields.text("auditor_run")), fields.text("level"),
             {party: parse_public_key(bytes.fromhex(keys.text(party)), what=f"docket: key of the {party}") for party in PARTIES},
+            None if fields.value("objection") is None else _hash(fields.text("objection")), _hash(fields.text("nonce")),
         )  # fmt: skip
         if (own := signer.public_key.spki.hex()) != (stated := fields.text("referee")):
             raise Mismatch(
@@ -154,13 +134,14 @@ class Docket:
         self.waited = 0.0
         self._next = 0
         self._since: dict[int, float] = {}  # rounds posted by this object, by a clock that nobody sets
+        self._marks: dict[Path, tuple[int, ...]] = {}  # of files that were looked at and need not be again
 
     @classmethod
     def open(
         cls, path: Path, exchange: Exchange, documents: Mapping[Party, Mapping[str, bytes]], signer: Signer, *,
         timeout_s: int | None, now: int,
     ) -> Docket:  # fmt: skip
-        """Write a new docket; opening the same dispute there again changes nothing.
+        """Write a new docket; opening the same dispute there again, whatever its nonce, changes nothing.
 
         Raises:
             StoreError: another dispute is there, or the disk refused.
@@ -168,9 +149,15 @@ class Docket:
         keys = {party: exchange.keys[party].spki.hex() for party in PARTIES}
         if (path / "docket.json").exists():
             docket = cls(path, signer)
-            if (docket.exchange.id, docket.timeout_s) != (exchange.id, timeout_s):
+            there = replace(docket.exchange, nonce=exchange.nonce)
+            if (there.id, docket.timeout_s) != (exchange.id, timeout_s):
                 raise StoreError(f"{path}: another dispute is there")
             return docket
+        with storing(str(path)):
+            if path.is_dir() and any(path.iterdir()):
+                raise StoreError(
+                    f"{path}: is not empty, and holds no dispute; a new directory is made for one"
+                )
         for party in PARTIES:
             with storing(str(path)):
                 (path / party).mkdir(parents=True, exist_ok=True)
@@ -178,6 +165,7 @@ class Docket:
                 write_whole(path / "documents" / party / name, data)
         said = {
             "auditor_run": exchange.auditor_run.hex(), "format": DOCKET_FORMAT, "keys": keys, "level": exchange.level,
+            "nonce": exchange.nonce.hex(), "objection": None if exchange.objection is None else exchange.objection.hex(),
             "opened": now, "referee": signer.public_key.spki.hex(), "run": exchange.run.hex(), "timeout_s": timeout_s,
         }  # fmt: skip
         write_whole(path / "docket.json", canonical_json(said))
@@ -228,11 +216,11 @@ class Docket:
                 if party in found or party in held.silent:
                     continue
                 posting = self._posting(number, held, questions[party])
-                if not os.path.lexists(file := self.path / party / question_name(number)):
-                    self._deliver(party, file.name, posting.encode(self.signer))  # somebody took it away
                 if party in held.taken:
                     found[party] = read(party, self._read(self._accepted(number, party), posting)[0])
-                elif (value := self._take(number, party, posting, read, now)) is not None:
+                    continue
+                self._see_delivered(party, posting)
+                if (value := self._take(number, party, posting, read, now)) is not None:
                     found[party] = value[0]
             awaited: list[Party] = [
                 party for party in questions if party not in found and party not in held.silent
@@ -267,7 +255,12 @@ class Docket:
             held = Round(int(self.clock()), {})
             for party, question in questions.items():
                 posting = self._posting(number, held, question)
-                nbytes = sum(map(size_of, posting.encode(self.signer)))
+                head, *parts = map(size_of, posting.encode(self.signer))
+                if head > HEAD_LIMIT or (nbytes := head + sum(parts)) > QUESTION_FILE_LIMIT:
+                    raise Nondeterminism(
+                        f"the {party}'s {question.kind} has {head} and {sum(parts)} bytes, a party reads {HEAD_LIMIT} and "
+                        f"{QUESTION_FILE_LIMIT} in all"
+                    )
                 held.asked[party] = posting.digest().hex(), nbytes
             self.rounds.append(held)
             self._save_journal()  # before anybody can answer: asked again, it is the same question
@@ -278,11 +271,8 @@ class Docket:
                 raise StoreError(
                     f"{self.path}: round {number} asked the {party} something else before; was the job or the program changed?"
                 )
-            file = self.path / party / question_name(number)
-            is_over = party in held.taken or party in held.silent
-            # What was answered is put back too, if it is gone: a party that starts again may need what it brought.
-            if not (os.path.lexists(file) if is_over else self._holds(file, posting)):
-                self._deliver(party, file.name, posting.encode(self.signer))
+            # What was answered is put right too: a party that starts again may need what it brought.
+            self._see_delivered(party, posting)
         if not held.delivered:
             held.delivered = True
             self._save_journal()
@@ -303,10 +293,29 @@ class Docket:
                 raise
             self.refused[f"{party}/{name}"] = str(problem)
 
+    def _see_delivered(self, party: Party, posting: Posting) -> None:
+        """Put a question where it was delivered, unless it lies there."""
+        file = self.path / party / question_name(posting.round)
+        mark = mark_of(file)
+        if mark and self._marks.get(file) == mark:
+            return
+        if not self._holds(file, posting):
+            self._deliver(party, file.name, posting.encode(self.signer))
+        elif is_settled(mark):
+            self._marks[file] = mark
+
     def _posting(self, number: int, held: Round, question: Question) -> Posting:
         deadline = None if self.timeout_s is None else held.posted + self.timeout_s
+        dispute = self.exchange
         return Posting(
-            self.exchange.id, self.exchange.run, self.exchange.auditor_run, number, question, deadline
+            dispute.id,
+            dispute.run,
+            dispute.auditor_run,
+            dispute.objection,
+            dispute.keys[question.party].key_id,
+            number,
+            question,
+            deadline,
         )
 
     def _read(self, path: Path, posting: Posting) -> tuple[Answer, bytes, int]:
@@ -327,8 +336,9 @@ class Docket:
     ) -> tuple[Value] | None:
         """Return what an answer says that has arrived, and keep it; None if there is none that counts."""
         path, key = self.path / party / answer_name(number), self.exchange.keys[party]
-        if not os.path.lexists(path):
-            return None
+        mark = mark_of(path)
+        if not mark or self._marks.get(path) == mark:
+            return None  # nothing, or what was refused
         try:
             answer, payload, size = self._read(path, posting)
             value = read(party, answer)
@@ -337,6 +347,8 @@ class Docket:
                 raise Mismatch(f"{path.name}: changed while it was read")
         except TallyError as problem:
             self.refused[f"{party}/{path.name}"] = str(problem)
+            if is_settled(mark):
+                self._marks[path] = mark
             return None
         self.refused.pop(f"{party}/{path.name}", None)
         copy = self._accepted(number, party)
@@ -357,8 +369,11 @@ class Docket:
             for party, taken in held.taken.items():
                 kept = self._accepted(number, party).with_suffix(".contradiction")
                 path = kept if kept.exists() else self.path / party / answer_name(number)
-                if not os.path.lexists(path) or (is_ruled and path != kept):
+                mark = mark_of(path)
+                if not mark or self._marks.get(path) == mark or (is_ruled and path != kept):
                     continue
+                if path != kept and is_settled(mark):
+                    self._marks[path] = mark
                 try:
                     head = _head(path)
                     if hashlib.sha256(head).hexdigest() == taken.head:
@@ -390,7 +405,7 @@ class Docket:
         )
         fields = Fields(value, what="journal", names=("format", "rounds"))
         fields.constant("format", JOURNAL_FORMAT)
-        return [_round(item) for item in fields.items("rounds")]
+        return [read_round(item) for item in fields.items("rounds")]
 
     def _save_journal(self) -> None:
         said = {"format": JOURNAL_FORMAT, "rounds": [held.fields() for held in self.rounds]}
@@ -461,39 +476,19 @@ def _hash(text: str) -> bytes:
     return parse_hex(text, n_bytes=HASH_BYTES, what="docket")
 
 
-def _round(value: object) -> Round:
-    names = ("asked", "delivered", "posted", "silent", "taken")
-    fields = Fields(value, what="journal: round", names=names)
-    asked: dict[Party, tuple[str, int]] = {}
-    taken: dict[Party, Taken] = {}
-    silent = fields.items("silent")
-    for party in PARTIES:
-        match fields.mapping("asked").get(party):
-            case [str(named), int(size)] if type(size) is int:
-                asked[party] = named, size
-            case _:
-                pass
-        if (stated := fields.mapping("taken").get(party)) is not None:
-            each = Fields(stated, what="journal: answer", names=("at", "head", "nbytes", "payload"))
-            taken[party] = Taken(
-                each.integer("at"), each.integer("nbytes"), each.text("head"), each.text("payload")
-            )
-    was_silent: list[Party] = [party for party in PARTIES if party in silent]
-    return Round(fields.integer("posted"), asked, taken, was_silent, fields.value("delivered") is True)
-
-
 def exchange_of(
     run: RunDirectory, claim: RunDirectory, level: str, keys: Mapping[Party, PublicKey]
 ) -> Exchange:
-    """Return which dispute it is between two runs, whose documents are checked.
+    """Return which dispute it is between two runs, whose documents are checked, under a new nonce.
 
     Raises:
         InvalidInput: a document is malformed, or the runs are not of one specification.
-        Mismatch: one side's documents contradict each other.
+        Mismatch: one side's documents contradict each other, or the objection is to another run.
     """
     ours, theirs = run.load_transcript(), claim.load_transcript()
-    if ours.specification.encode() != theirs.specification.encode():
-        raise InvalidInput(
-            "dispute: the two runs have different specifications, so they are not about one order"
-        )
-    return Exchange(ours.root(), theirs.root(), level, dict(keys))
+    verify_one_order(ours.specification, theirs.specification)
+    if (objection := claim.load_objection()) is not None:
+        objection.verify_about(ours.root().hex(), ours.num_steps)
+    return Exchange(
+        ours.root(), theirs.root(), level, dict(keys), objection_of(claim), secrets.token_bytes(HASH_BYTES)
+    )

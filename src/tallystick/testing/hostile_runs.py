@@ -259,7 +259,6 @@ def read_with_torch(data: bytes) -> Transcript:
     from tallystick.diagnosis.run_comparison import explain_runs
     from tallystick.reports.divergence import divergence_page
     from tallystick.roles.auditor import choose_segments
-    from tallystick.roles.panel_member import HandedSeat
     from tallystick.roles.referee import find_other_beginning
     from tallystick.roles.replay import environment_differences
 
@@ -273,7 +272,7 @@ def read_with_torch(data: bytes) -> Transcript:
         lambda: _shown(
             divergence_page(explain_states(own.load_checkpoint(2), run.load_checkpoint(2), ("A", "B")))
         ),
-        lambda: find_other_beginning(HandedSeat({0: hold(run.load_checkpoint(0).values())}), replay),
+        lambda: find_other_beginning(hold(run.load_checkpoint(0).values()), replay),
     )
     transcript = run.load_transcript()
     environment_differences(transcript.specification)

@@ -305,4 +305,4 @@ def whole_question(posting: Posting) -> bytes:
 def asked_question() -> Posting:
     """A question that every answer here is to."""
     question = Question("trainer", "entries", {"index": 3, "names": ["model/0.weight"]}, (b"part",), 1 << 12)
-    return Posting(bytes(32), bytes(range(32)), bytes(32), 5, question, 1_800_000_000)
+    return Posting(bytes(32), bytes(range(32)), bytes(32), bytes(32), "11" * 32, 5, question, 1_800_000_000)

@@ -5,7 +5,9 @@ It records into RUN, or follows that run where TALLYSTICK_FOLLOW names it, and t
 
 from __future__ import annotations
 
+import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import tallystick
@@ -15,6 +17,8 @@ from tallystick.roles.audit_report import AuditReport
 
 def train(file: str, run: str, policy: str, steps: int, parts: int = 1) -> Any:
     """Train with the job's optimizer and schedule, each batch taken ``parts`` times; return the run or the report."""
+    sys.path.insert(0, str(Path(file).parent))
+    importlib.import_module(Path(file).stem)  # so that the loop commits to the job's file
     job = find_source(file).build({})
     with tallystick.open_run(run, policy=policy, steps=steps, checkpoint_every=steps) as loop:
         loop.prepare(job.model, job.optimizer, job.scheduler, loss=lambda batch: job.loss(job.model, batch))

@@ -455,7 +455,7 @@ def test_runs_of_two_orders_have_no_dispute(tally, recorded: Path, job: Path, tm
     answer = tally("dispute", recorded, other)
 
     assert answer.code == 2
-    assert "the two runs have different specifications" in answer.err
+    assert "their specifications differ in initial_state, seed" in answer.err
     assert not (other / "verdict.json").exists()
 
 

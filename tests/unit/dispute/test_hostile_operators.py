@@ -69,6 +69,7 @@ def ruled(
     element: int = 0,
     partial: tuple[float, float] = (0.0, 0.0),
     facts: StepFacts = FACTS,
+    nodes: int = 0,
 ) -> OperatorFinding:
     """Return the ruling on an operator whose operands and result all are the four numbers of DATA."""
     loads = [
@@ -82,8 +83,9 @@ def ruled(
     sources = {n: listed.open_earlier(n, at) for n in range(at)}
     assert all(isinstance(each, EarlierLeaf) for each in sources.values())
     opening = Opening(
-        listed.witness_at(at), sources, dict.fromkeys((-1, *range(at)), piece), (partial,) * partials
-    )
+        listed.witness_at(at), sources, dict.fromkeys((-1, *range(at)), piece), (partial,) * partials,
+        (bytes(32),) * nodes,
+    )  # fmt: skip
     return rule_on_operator(
         facts, bytes(32), CHUNK, agreed=listed.commitment_at(at), claimed=listed.commitment_at(at + 1),
         agreed_state=bytes(32), claimed_state=bytes(32), accusation=Accusation(0, element, block), opening=opening,
@@ -234,6 +236,24 @@ def test_a_long_sum_has_as_many_partial_sums_as_it_has(
     asked = {**tensors("self"), "dim": [1]}
     found = ruled("aten::sum", asked, [TERMS], Geometry((1,), (1,)), partials, block, partial=(2.0, 2.0))
     assert (found.fault, reason in found.reason) == (fault, True), found
+
+
+@pytest.mark.parametrize(("partials", "block"), [(0, -1), (64, -1), (64, 0)])
+def test_nodes_open_the_lists_end_alone(partials: int, block: int) -> None:
+    """Before, one beside partial sums made to fit a false element had the auditor point at none of them, and lose."""
+    asked = {**tensors("self"), "dim": [1]}
+    found = ruled(
+        "aten::sum", asked, [TERMS], Geometry((1,), (1,)), partials, block, partial=(2.0, 2.0), nodes=1
+    )
+    assert (found.fault, "which open the list's end alone" in found.reason) == ("faulty", True), found
+
+
+@pytest.mark.parametrize("name", ["aten::clone", "aten::sum"])
+def test_partial_sums_open_a_long_sum_alone(name: str) -> None:
+    asked = {**tensors("self"), "dim": [0]} if name == "aten::sum" else tensors("self")
+    shown = Geometry((), ()) if name == "aten::sum" else FLAT
+    found = ruled(name, asked, [FLAT], shown, partials=1)
+    assert (found.fault, "1 partial sums" in found.reason) == ("faulty", True), found
 
 
 @pytest.mark.parametrize(

@@ -773,10 +773,11 @@ def test_a_site_of_ambiguous_elements_only_is_refused(path: str) -> None:
     record, _ = PATHS[path]
     grid = SiteGrid(0, -6, 0, False, [0])
     limit = 256 + 400 // rounded_sites.DENSEST + 8 * math.isqrt(400 // rounded_sites.DENSEST)
-    x = torch.full((400,), T_FIXED, dtype=torch.float64)
+    ambiguous = T_FIXED + 2.0**-40 * torch.arange(400, dtype=torch.float64)  # of equal ones each counts once
+    x = ambiguous.clone()
     x[limit:] = 0.0
     assert len(record(x, grid, out=torch.empty_like(x), old=None, key=KEY, name="w")) == limit
-    x[limit] = T_FIXED
+    x[limit] = ambiguous[limit]
     with pytest.raises(
         Nondeterminism, match=f"^w: {limit + 1} of 400 elements are ambiguous, more than one in 8"
     ):

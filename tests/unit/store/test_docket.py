@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tallystick.commit.encoding import canonical_json
 from tallystick.dispute.exchange import (
     ANSWER_LIMIT,
+    HEAD_LIMIT,
     Answer,
     Exchange,
     ForfeitError,
@@ -34,6 +35,7 @@ from tallystick.signing import keys
 from tallystick.signing.dsse import sign_statement
 from tallystick.signing.keys import SigningKey, ed25519_key, generate_key
 from tallystick.store import docket as docket_module
+from tallystick.store import mailbox as mailbox_module
 from tallystick.store.docket import AwaitingError, Docket
 from tallystick.store.files import storing
 from tallystick.store.mailbox import Mailbox, answer_name, question_name
@@ -41,7 +43,9 @@ from tallystick.store.mailbox import Mailbox, answer_name, question_name
 KEYS: dict[Party, SigningKey] = {"trainer": ed25519_key(b"\x02" * 32), "auditor": ed25519_key(b"\x01" * 32)}
 REFEREE = ed25519_key(b"\x03" * 32)
 RUN, CLAIM, ROOT, OTHER = (bytes([n]) * 32 for n in (7, 8, 9, 10))
-EXCHANGE = Exchange(RUN, CLAIM, "steps", {party: key.public_key for party, key in KEYS.items()})
+EXCHANGE = Exchange(
+    RUN, CLAIM, "steps", {party: key.public_key for party, key in KEYS.items()}, OTHER, b"\x0b" * 32
+)
 ASKED: dict[Party, Question] = {
     party: Question(party, "claim", {"index": 5, "suspected": None, "traced": False}, (b"given",), 64)
     for party in PARTIES
@@ -83,7 +87,7 @@ class Stage:
         return self.place / party / answer_name(number)
 
     def posting(self, party: Party) -> Posting:
-        return Mailbox(self.place / party, REFEREE.public_key).load(0)
+        return Mailbox(self.place / party, REFEREE.public_key, EXCHANGE.id).load(0)
 
     def encoded(
         self, party: Party, said: Answer = SAID, key: SigningKey | None = None, posting: Posting | None = None
@@ -154,7 +158,7 @@ def test_another_signature_of_the_same_answer_is_the_same_answer(
     questions: dict[Party, Question] = {"trainer": ASKED["trainer"]}
     with pytest.raises(AwaitingError):
         Docket(tmp_path, REFEREE).ask(questions, read)
-    posting = Mailbox(tmp_path / "trainer", REFEREE.public_key).load(0)
+    posting = Mailbox(tmp_path / "trainer", REFEREE.public_key, exchange.id).load(0)
     files = [b"".join(encode_answer(posting, SAID, key)) for _ in range(2)]
     assert files[0] != files[1]
 
@@ -348,9 +352,41 @@ def test_more_than_a_referee_takes_is_not_asked_for(tmp_path: Path) -> None:
             Docket(tmp_path, REFEREE).ask(questions, read)
 
 
+def test_nobody_loses_by_a_question_that_is_longer_than_a_party_reads(tmp_path: Path) -> None:
+    Docket.open(tmp_path, EXCHANGE, {party: {} for party in PARTIES}, REFEREE, timeout_s=60, now=0)
+    body = {"moves": ["x" * (HEAD_LIMIT * 3 // 4)]}  # signed, and in base64
+    questions: dict[Party, Question] = {"trainer": replace(ASKED["trainer"], body=body)}
+    with pytest.raises(Nondeterminism, match=f"a party reads {HEAD_LIMIT} and"):
+        Docket(tmp_path, REFEREE).ask(questions, read)
+    assert not list((tmp_path / "trainer").iterdir())
+
+
+def test_a_refused_answer_is_not_read_at_every_look(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bytes] = []
+    monkeypatch.setattr(mailbox_module, "SETTLED_NS", -1)
+    monkeypatch.setattr(docket_module, "read_answer", lambda *given, **more: looked.append(b"") or refuse())
+    stage.put("trainer", b"[[],[],[]]")
+    docket = stage.docket()
+    for _ in range(3):
+        docket._next = 0  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(AwaitingError):
+            docket.ask(ASKED, read)
+    assert len(looked) == 1 and list(docket.refused) == ["trainer/0000.answer"]
+
+
+def refuse() -> None:
+    raise InvalidInput("refused")
+
+
+def test_a_docket_takes_a_directory_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(StoreError, match="is not empty, and holds no dispute"):
+        Docket.open(tmp_path, EXCHANGE, {party: {} for party in PARTIES}, REFEREE, timeout_s=60, now=0)
+
+
 def test_what_somebody_else_put_in_an_answers_place_is_no_answer(stage: Stage) -> None:
     """Or whoever can write to a mailbox could make a party believe that it has answered, and lose by silence."""
-    box = Mailbox(stage.place / "trainer", REFEREE.public_key)
+    box = Mailbox(stage.place / "trainer", REFEREE.public_key, EXCHANGE.id)
     posting, own = stage.posting("trainer"), KEYS["trainer"].public_key
     assert not box.is_answered(posting, own)
     good = stage.encoded("trainer", replace(SAID, parts=(b"abc",)))
@@ -375,7 +411,7 @@ def test_one_referee_at_a_time_and_one_dispute_a_directory(stage: Stage) -> None
 
 
 def test_a_party_refuses_questions_that_are_not_what_they_say(stage: Stage) -> None:
-    box = Mailbox(stage.place / "trainer", REFEREE.public_key)
+    box = Mailbox(stage.place / "trainer", REFEREE.public_key, EXCHANGE.id)
     file = stage.place / "trainer" / question_name(0)
     good = file.read_bytes()
     asked = stage.posting("trainer").statement()
@@ -435,7 +471,7 @@ def test_who_blocks_its_own_mailbox_is_silent_and_stops_nobody(
     stage.now = 1061
     assert stage.ask() == {"auditor": ROOT}, "the other party's answer counts, and this one's silence"
     stage.docket().end(VERDICT, None)
-    ruling = Mailbox(stage.place / "auditor", REFEREE.public_key).load_ruling()
+    ruling = Mailbox(stage.place / "auditor", REFEREE.public_key, EXCHANGE.id).load_ruling()
     assert ruling is not None and (ruling.loser, ruling.dispute) == ("trainer", EXCHANGE.id.hex())
     for place in (stage.place, stage.place / "auditor"):
         assert hashlib.sha256((place / "verdict.json").read_bytes()).hexdigest() == ruling.verdict
@@ -447,7 +483,10 @@ def test_what_lies_where_a_file_is_begun_stops_nobody(tmp_path: Path) -> None:
     assert stage.posting("trainer").question.kind == "claim"
 
 
-def test_a_question_that_was_taken_away_is_put_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_bytes(b"junk")], ids=["gone", "junk"])
+def test_a_question_that_was_taken_away_or_spoilt_is_put_right(
+    spoil: Callable[[Path], object], stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the referee waits, and when it looks again: a party that starts anew needs what it was asked before."""
     file = stage.place / "trainer" / question_name(0)
     before = file.read_bytes()
@@ -457,7 +496,7 @@ def test_a_question_that_was_taken_away_is_put_back(stage: Stage, monkeypatch: p
     def wait(seconds: float) -> None:
         seen.append(file.read_bytes())
         if len(seen) == 1:
-            file.unlink()
+            spoil(file)
         else:
             stage.put("trainer")
 
@@ -465,7 +504,7 @@ def test_a_question_that_was_taken_away_is_put_back(stage: Stage, monkeypatch: p
     waiting = Docket(stage.place, REFEREE, clock=lambda: stage.now, follow=True)
     assert waiting.ask(ASKED, read) == {"trainer": ROOT, "auditor": ROOT}
     assert seen == [before, before]
-    file.unlink()
+    spoil(file)
     assert stage.ask() == {"trainer": ROOT, "auditor": ROOT}
     assert file.read_bytes() == before
 
@@ -486,7 +525,10 @@ def test_nobody_is_silent_because_the_referees_disk_is_full(
     with pytest.raises(AwaitingError) as awaiting:
         late.ask(ASKED, read)
     assert awaiting.value.deadline == 99_999 + 60
-    assert Mailbox(tmp_path / "docket" / "trainer", REFEREE.public_key).load(0).deadline == 99_999 + 60
+    assert (
+        Mailbox(tmp_path / "docket" / "trainer", REFEREE.public_key, EXCHANGE.id).load(0).deadline
+        == 99_999 + 60
+    )
 
 
 def test_a_clock_that_is_set_forward_takes_nobodys_time(
@@ -512,7 +554,7 @@ def test_a_clock_that_is_set_forward_takes_nobodys_time(
     again: dict[Party, Question] = {"trainer": ASKED["trainer"]}
 
     def answer(number: int) -> None:
-        box = Mailbox(stage.place / "trainer", REFEREE.public_key)
+        box = Mailbox(stage.place / "trainer", REFEREE.public_key, EXCHANGE.id)
         stage.file("trainer", number).write_bytes(stage.encoded("trainer", posting=box.load(number)))
 
     monkeypatch.setattr(stage, "put", lambda party: answer(1))

@@ -23,6 +23,7 @@ from tallystick.cli.run.judging import (
 )
 from tallystick.cli.terminal import answer as show
 from tallystick.cli.terminal import done, say
+from tallystick.commit.encoding import HASH_BYTES, parse_hex
 from tallystick.dispute.exchange import Posting, encode_answer
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, TallyError
@@ -30,9 +31,17 @@ from tallystick.reports.dispute import Passed, awaiting_page, dispute_page
 from tallystick.signing.dsse import parse_envelope
 from tallystick.signing.keys import PublicKey, SigningKey
 from tallystick.store.docket import POLL_SECONDS, AwaitingError, Docket, exchange_of
-from tallystick.store.files import RunDirectory, write_pieces, write_whole
+from tallystick.store.files import RunDirectory, write_whole
 from tallystick.store.keys import load_key, load_public_key
-from tallystick.store.mailbox import RULING, Mailbox, answer_name, question_name
+from tallystick.store.mailbox import (
+    RULING,
+    Mailbox,
+    answer_name,
+    is_settled,
+    mark_of,
+    objection_of,
+    question_name,
+)
 
 if TYPE_CHECKING:
     from typing import Any
@@ -40,7 +49,7 @@ if TYPE_CHECKING:
     from tallystick.roles.parties import Respondent
 
 AWAITING = 5  # exit code: an answer is awaited
-MOST_DISPUTES = 2  # of which a party holds what it needs for answers
+PROGRAM_FAILS = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class _RunByDefault(TyperGroup):
@@ -114,8 +123,6 @@ def open_dispute(
             run.statement_path.name: transcript.statement().encode(),
         }
     if (objection := RunDirectory(auditor).load_objection()) is not None:
-        steps = RunDirectory(trainer).load_specification().steps
-        objection.verify_about(exchange.run.hex(), steps)
         documents["auditor"][RunDirectory(auditor).objection_path.name] = objection.encode()
     docket = Docket.open(out, exchange, documents, signer, timeout_s=deadline, now=int(time.time()))
     values = {
@@ -189,6 +196,12 @@ def answer(
         Path,
         option("--referee-signs", "FILE", "The referee's public key: what another signed is no question."),
     ],
+    dispute_id: Annotated[
+        str,
+        option(
+            "--dispute", "ID", "The dispute, as open printed it: what was asked in another is no question."
+        ),
+    ],
     job: JobName = None,
     follow: Annotated[
         int, option("--follow", "S", "Go on until the ruling, or S seconds without a new question.", least=0)
@@ -202,13 +215,24 @@ def answer(
     Exit codes: 0 everything is answered, 1 a question was refused, 3 this machine cannot repeat the job.
     """
     directory, signer = RunDirectory(run), load_key(key)
-    box = Mailbox(mailbox, load_public_key(referee))
+    if (mailbox / "docket.json").exists():
+        raise InvalidInput(
+            f"{mailbox}: is the referee's directory; the mailboxes are {mailbox / 'trainer'} and {mailbox / 'auditor'}"
+        )
+    box = Mailbox(
+        mailbox, load_public_key(referee), parse_hex(dispute_id, n_bytes=HASH_BYTES, what="--dispute")
+    )
     specification = directory.load_specification()
     source = choose_source(job, specification.job.path)
 
     from tallystick.roles import judge
 
-    hand = _Hand(box, signer, lambda party, other: judge.respondent(directory, source, party, other, signer))
+    hand = _Hand(
+        box,
+        signer,
+        objection_of(directory),
+        lambda party, other: judge.respondent(directory, source, party, other, signer),
+    )
     latest = time.monotonic()
     try:
         while True:
@@ -219,36 +243,21 @@ def answer(
             time.sleep(POLL_SECONDS)
     finally:
         hand.close()
-    values: dict[str, object] = {
-        "answered": hand.answered, "cpu_seconds": round(hand.cpu_seconds, 3), "refused": hand.refused,
-        "ruling": hand.ruling, "seconds": round(hand.seconds, 3), "sent_bytes": hand.sent,
-    }  # fmt: skip
-    done(f"answered {hand.answered}", values, as_json=as_json)
+    done(f"answered {hand.answered}", hand.fields(), as_json=as_json)
     return 1 if hand.refused.keys() - {RULING} else 0
 
 
-def _mark(path: Path) -> tuple[int, ...]:
-    """Return by what shows that a file is replaced by another; nothing if there is none."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
 class _Hand:
-    """A party at its mailbox.
-
-    What the referee signed in another dispute about the run, anybody may put there. It is answered as well, by a party of its
-    own, of which the latest are kept: it delays the dispute that counts, and does not end it.
-    """
+    """A party at its mailbox, in one dispute; ``objection`` is the digest of what it objects to, or None."""
 
     def __init__(
-        self, box: Mailbox, signer: SigningKey, open_party: Callable[[Party, bytes], Respondent]
-    ) -> None:
-        self.box, self.signer, self.open_party = box, signer, open_party
-        self.parties: dict[bytes, Respondent] = {}  # by dispute, the one asked last at the end
-        self.learnt: dict[int, tuple[tuple[int, ...], bytes]] = {}  # the file, and of which dispute it is
+        self, box: Mailbox, signer: SigningKey, objection: bytes | None,
+        open_party: Callable[[Party, bytes], Respondent],
+    ) -> None:  # fmt: skip
+        self.box, self.signer, self.objection, self.open_party = box, signer, objection, open_party
+        self.party: Respondent | None = None
+        # Of questions that were taken in, by round: the marks of question and answer.
+        self.learnt: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.ruling: dict[str, object] | None = None
         self.refused: dict[str, str] = {}
         # Refused files, by round and by how many questions had been taken in by then.
@@ -260,37 +269,52 @@ class _Hand:
         """Answer what is there; whether anything was."""
         any_new = False
         for number in self.box.numbers():
-            mark = _mark(self.box.path / question_name(number))
-            if mark in (self.learnt.get(number, ((), b""))[0], self.put_off.get((number, self.taken))):
-                continue  # otherwise what stands in its place now may be another question
+            mark = mark_of(self.box.path / question_name(number))
+            if self._marks_of(number) == self.learnt.get(number) or mark == self.put_off.get(
+                (number, self.taken)
+            ):
+                continue  # otherwise what stands in its place now may be another question, or its answer is gone
             began, worked = time.perf_counter(), time.process_time()
             try:
-                posting = self.box.load(number)
-                party = self._party_for(posting)
-                if self.box.is_answered(posting, self.signer.public_key):
-                    party.learn(posting.question)
-                else:
-                    size = self._answer(party, posting)
-                    took = time.perf_counter() - began
-                    say(f"round {number}: {posting.question.kind}, {size:,} bytes, {took:.2f} s")
-                    any_new = True
+                any_new |= self._take(number)
             except Nondeterminism:
                 raise
-            except TallyError as problem:
+            except (
+                TallyError,
+                *PROGRAM_FAILS,
+            ) as problem:  # one question that cannot be answered is no end of the others
+                named = (
+                    f"{problem}"
+                    if isinstance(problem, TallyError)
+                    else f"{type(problem).__name__}: {problem}"
+                )
                 if f"{number}" not in self.refused:
-                    say(f"question {number} is refused: {problem}")
-                self.refused[f"{number}"] = str(problem)
+                    say(f"question {number} is refused: {named}")
+                self.refused[f"{number}"] = named
                 if isinstance(problem, (InvalidInput, Mismatch)):  # not for want of a disk
                     self.put_off[number, self.taken] = mark
                 continue
             self.seconds += time.perf_counter() - began
             self.cpu_seconds += time.process_time() - worked
             self.refused.pop(f"{number}", None)
-            self.learnt[number] = mark, posting.dispute
-            self.taken, self.put_off = self.taken + 1, {}
+            if number not in self.learnt:
+                self.taken, self.put_off = self.taken + 1, {}
+            marks = mark, self._marks_of(number)[1]
+            self.learnt[number] = marks if all(map(is_settled, marks)) else ((), ())
         return any_new
 
-    def _answer(self, party: Respondent, posting: Posting) -> int:
+    def _marks_of(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        place = self.box.path
+        return mark_of(place / question_name(number)), mark_of(place / answer_name(number))
+
+    def _take(self, number: int) -> bool:
+        """Answer a question, unless that is done; whether it was not."""
+        began = time.perf_counter()
+        posting = self.box.load(number)
+        party = self._party_for(posting)
+        if self.box.is_answered(posting, self.signer.public_key):
+            party.learn(posting.question)
+            return False
         said = party.answer(posting.question)
         if said.nbytes_of_parts > posting.question.most:
             raise InvalidInput(
@@ -298,20 +322,15 @@ class _Hand:
             )
         if party.memory is not None:
             said = party.memory.answer_once(posting, said)
-        place = self.box.path / answer_name(posting.round)
-        size = write_pieces(place, encode_answer(posting, said, self.signer))
+        size = self.box.put_answer(posting, encode_answer(posting, said, self.signer))
         self.answered, self.sent = self.answered + 1, self.sent + size
-        return size
+        say(f"round {number}: {posting.question.kind}, {size:,} bytes, {time.perf_counter() - began:.2f} s")
+        return True
 
     def hear_ruling(self) -> bool:
-        """Whether the referee has ruled on the dispute that was asked about; what is no ruling is refused, and passed over."""
+        """Whether the referee has ruled; what is no ruling on this dispute is said to be refused, and passed over."""
         try:
             found = self.box.load_ruling()
-            asked = sorted({dispute.hex() for _, dispute in self.learnt.values()})
-            if found is not None and asked != [found.dispute]:
-                raise Mismatch(
-                    f"{RULING}: is of dispute {found.dispute}, asked was in {' and '.join(asked) or 'none'}"
-                )
         except TallyError as problem:
             if RULING not in self.refused:
                 say(f"{RULING} is no ruling: {problem}")
@@ -325,25 +344,39 @@ class _Hand:
         return found is not None
 
     def _party_for(self, posting: Posting) -> Respondent:
-        """Return the party that answers in this dispute for this run; a question about another run is refused."""
-        party = self.parties.pop(posting.dispute, None)
-        if party is None:
-            roots: dict[Party, bytes] = {"trainer": posting.run, "auditor": posting.auditor_run}
-            me = posting.question.party
-            party = self.open_party(me, roots["auditor" if me == "trainer" else "trainer"])
-            if (own := party.trace.transcript.root()) != roots[me]:
+        """Return the party that answers for this run; a question about another run or objection is refused."""
+        me = posting.question.party
+        roots: dict[Party, bytes] = {"trainer": posting.run, "auditor": posting.auditor_run}
+        party = self.party or self.open_party(me, roots["auditor" if me == "trainer" else "trainer"])
+        if (own := party.trace.transcript.root()) != roots[me]:
+            if self.party is None:
                 party.trace.replay.session.close()
-                raise Mismatch(
-                    f"question: is about the {me}'s run {roots[me].hex()}, this run is {own.hex()}"
-                )
-        while len(self.parties) >= MOST_DISPUTES:
-            longest_ago = next(iter(self.parties))
-            self.parties.pop(longest_ago).trace.replay.session.close()
-            self.learnt = {n: each for n, each in self.learnt.items() if each[1] != longest_ago}
-        self.parties[posting.dispute] = party
+            raise Mismatch(f"question: is about the {me}'s run {roots[me].hex()}, this run is {own.hex()}")
+        self.party = party
+        if posting.key != (own_key := self.signer.public_key.key_id):
+            raise Mismatch(
+                f"question: is to be answered with the {me}'s key {posting.key[:64]}, --key is {own_key}",
+                where="key", own=own_key, stated=posting.key,
+            )  # fmt: skip
+        if me == "auditor" and posting.objection != self.objection:
+            stated, mine = (
+                "none" if each is None else each.hex() for each in (posting.objection, self.objection)
+            )
+            raise Mismatch(
+                f"question: says that the auditor's objection is {stated}, this run's is {mine}",
+                where="objection", own=mine, stated=stated,
+            )  # fmt: skip
         return party
 
+    def fields(self) -> dict[str, object]:
+        """Return what was done as a JSON object."""
+        return {
+            "answered": self.answered, "cpu_seconds": round(self.cpu_seconds, 3), "refused": self.refused,
+            "ruling": self.ruling, "seconds": round(self.seconds, 3), "sent_bytes": self.sent,
+        }  # fmt: skip
+
     def close(self) -> None:
-        """Let go of what the parties hold."""
-        for party in self.parties.values():
-            party.trace.replay.session.close()
+        """Let go of what the party holds."""
+        if self.party is not None:
+            self.party.trace.replay.session.close()
+            self.party = None
