@@ -644,12 +644,21 @@ def test_a_state_larger_than_the_job_could_have_is_one_that_its_party_cannot_ope
 
     for most, kinds in ((1000, ["summary"]), (1 << 43, ["summary", "entries"])):
         asked.clear()
-        seat = Seat(Giving(), "trainer", RunDirectory(runs / "trainer-run").load_transcript(), {}, most)
+        seat = Seat(
+            Giving(), "trainer", RunDirectory(runs / "trainer-run").load_transcript(), {}, most, 1 << 10
+        )
         seat.claims[3] = huge.root()
         with contextlib.suppress(InvalidInput):  # what it gives are not the entries
             assert seat.witness_at(3) is None
             assert seat.summary_at(3) == f"the state has {1 << 42} bytes, at most 1000 are taken"
         assert [question.kind for question in asked] == kinds
+    # Or its names would make the next question longer than a party reads, and nobody would be judged.
+    huge = StateSummary(
+        tuple(EntrySummary("model/" + letter * 600, "F32", (1,), 4, b"\1" * 32) for letter in "vw")
+    )
+    seat = Seat(Giving(), "trainer", RunDirectory(runs / "trainer-run").load_transcript(), {}, 1000, 1 << 10)
+    seat.claims[3] = huge.root()
+    assert seat.summary_at(3) == "the state's names have 1212 characters, at most 1024 are taken"
 
 
 class Processes:

@@ -41,6 +41,7 @@ LARGER_STATE, LARGER_BY = (
     8,
     1 << 26,
 )  # times the job's own first state, and bytes: what a state may have at most
+NAMES_LARGER_BY = 1 << 16  # characters: what its names may have beside so many times as many
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,15 @@ class Referee:
             InvalidInput, Mismatch: the auditor's objection is not one to this run.
         """
         hints = {"suspected": find_parting(self.ours, self.theirs), "traced": self.level == "operators"}
-        own = sum(memoryview(entry.data).nbytes for entry in state_entries(self.replay.session))
-        most = LARGER_STATE * own + LARGER_BY
+        entries = list(state_entries(self.replay.session))
+        own = (
+            sum(memoryview(entry.data).nbytes for entry in entries),
+            sum(len(entry.name) for entry in entries),
+        )
+        most = LARGER_STATE * own[0] + LARGER_BY, LARGER_STATE * own[1] + NAMES_LARGER_BY
         self.seats: dict[Party, Seat] = {
-            "trainer": Seat(self.table, "trainer", self.ours, hints, most),
-            "auditor": Seat(self.table, "auditor", self.theirs, hints, most),
+            "trainer": Seat(self.table, "trainer", self.ours, hints, *most),
+            "auditor": Seat(self.table, "auditor", self.theirs, hints, *most),
         }
         runs = self.ours.root().hex(), self.theirs.root().hex()
         self.played = DisputeResult("none", None, 0, {}, "", ledger=self.ledger, runs=runs)

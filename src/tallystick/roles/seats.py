@@ -53,7 +53,8 @@ class StepParty(Protocol):
 class Seat:
     """What the referee knows of one party, and how it asks for more; nothing is asked for twice.
 
-    A state of more than ``most`` bytes is not taken: the party that claims it cannot open it.
+    A state of more than ``most`` bytes, or whose names have more than ``most_names`` characters, is not taken: the party that
+    claims it cannot open it.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class Seat:
         transcript: Transcript,
         hints: Mapping[str, object],
         most: int,
+        most_names: int,
     ) -> None:
-        self.table, self.transcript, self.hints, self.most = table, transcript, hints, most
+        self.table, self.transcript, self.hints = table, transcript, hints
+        self.most, self.most_names = most, most_names
         self.party: Party = party
         self.claims = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
         self.claims[0] = bytes.fromhex(transcript.specification.initial_state)
@@ -110,6 +113,8 @@ class Seat:
                     )
                 if (size := sum(entry.nbytes for entry in summary.entries)) > self.most:
                     return f"the state has {size} bytes, at most {self.most} are taken"
+                if (size := sum(len(entry.name) for entry in summary.entries)) > self.most_names:
+                    return f"the state's names have {size} characters, at most {self.most_names} are taken"
                 return summary
 
             question = Question(self.party, "summary", {"index": index}, (), SUMMARY_LIMIT)
