@@ -490,7 +490,7 @@ def test_runs_of_different_orders_cannot_be_disputed(honest: RunDirectory, tmp_p
         other,
     )
 
-    with pytest.raises(InvalidInput, match="different specifications"):
+    with pytest.raises(InvalidInput, match="their specifications differ in"):
         dispute(honest, other, find_source("digits"))
 
 
