@@ -133,7 +133,11 @@ def test_a_variable_that_a_script_reads_is_committed_and_accuses_nobody(
 
 @pytest.mark.parametrize(
     ("text", "how"),
-    [(SCRIPT, "before the import"), (LOOP, "in a helper"), (LOOP, "by a name made up")],
+    [
+        (SCRIPT, "before the import"),
+        pytest.param(LOOP, "in a helper", marks=pytest.mark.slow),
+        (LOOP, "by a name made up"),
+    ],
     ids=["script", "loop, in a helper", "loop, by a name made up"],
 )
 def test_so_is_one_that_is_read_before_anybody_watches(text: str, how: str, tmp_path: Path) -> None:
