@@ -16,6 +16,7 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import chunk_size, digest_of
 from tallystick.dispute.bounds.steps import StepFacts
+from tallystick.dispute.exchange import MOST_PARTS
 from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import store_nodes
 from tallystick.dispute.operator_list import BATCH, END, LOAD, STORE, Operator, Output, base_of
@@ -166,6 +167,19 @@ def test_no_accusation_of_an_honest_operator_holds_even_under_other_arithmetic(h
             assert fault == "sound", reason
             judged += 1
     assert judged > 150
+
+
+def test_an_auditor_asks_for_no_more_results_at_once_than_a_question_may_bring(honest: HonestStep) -> None:
+    seen = honest.examination(honest.side)
+    while isinstance(found := seen.next(honest.facts), Wanted):
+        seen.show([honest.side.show(source) for source in found.sources])
+    one = next(at for at, op in enumerate(honest.side.trace.operators) if op.name == LOAD)
+    left = [(one, 0)] * (MOST_PARTS + 7)
+    seen._next_most = seen.most = 1 << 60  # pyright: ignore[reportPrivateUsage]
+    asked = [len(seen._want(left).sources)]  # pyright: ignore[reportPrivateUsage]
+    seen._asked = []  # pyright: ignore[reportPrivateUsage]
+    asked.append(len(seen._want(left).sources))  # pyright: ignore[reportPrivateUsage]
+    assert asked == [MOST_PARTS, 7]
 
 
 BEYOND = 1 << 40
