@@ -26,7 +26,7 @@ from tallystick.cli.terminal import done, say
 from tallystick.commit.encoding import HASH_BYTES, parse_hex
 from tallystick.dispute.exchange import Posting, encode_answer
 from tallystick.dispute.terms import Party
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, TallyError
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError, TallyError
 from tallystick.reports.dispute import Passed, awaiting_page, dispute_page
 from tallystick.signing.dsse import parse_envelope
 from tallystick.signing.keys import PublicKey, SigningKey
@@ -279,19 +279,15 @@ class _Hand:
                 any_new |= self._take(number)
             except Nondeterminism:
                 raise
-            except (
-                TallyError,
-                *PROGRAM_FAILS,
-            ) as problem:  # one question that cannot be answered is no end of the others
-                named = (
-                    f"{problem}"
-                    if isinstance(problem, TallyError)
-                    else f"{type(problem).__name__}: {problem}"
-                )
+            # One question that cannot be answered is no end of the others.
+            except (TallyError, *PROGRAM_FAILS) as problem:
+                kind = "" if isinstance(problem, TallyError) else f"{type(problem).__name__}: "
                 if f"{number}" not in self.refused:
-                    say(f"question {number} is refused: {named}")
-                self.refused[f"{number}"] = named
-                if isinstance(problem, (InvalidInput, Mismatch)):  # not for want of a disk
+                    say(f"question {number} is refused: {kind}{problem}")
+                self.refused[f"{number}"] = f"{kind}{problem}"
+                if not isinstance(
+                    problem, (StoreError, OSError, MemoryError)
+                ):  # these may be over at the next look
                     self.put_off[number, self.taken] = mark
                 continue
             self.seconds += time.perf_counter() - began
