@@ -34,6 +34,8 @@ from tallystick.errors import InvalidInput
 
 NO_LEAF = OpenedLeaf(0, None, ())
 OPENING_LIMIT = 1 << 26  # bytes of JSON
+SHOWN_WHOLE = OPENING_LIMIT // 4
+"""Bytes of all that an operator reads and gives that a trainer can open whole, whatever part of it is asked for."""
 STORES_A_NODE = 16  # a power of two, so that the tree over the nodes is the tree over the stores
 
 

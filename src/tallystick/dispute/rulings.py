@@ -16,10 +16,11 @@ import numpy as np
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import CHUNK_BYTES, EntrySummary, verify_chunk
 from tallystick.commit.tensors import TensorDigest, digest_of, verify_opened
-from tallystick.dispute.bounds.formulas import Read, Sum, is_right_partial, is_within
+from tallystick.dispute.bounds.formulas import Read, Sum, is_ordinary, is_right_partial, is_within
 from tallystick.dispute.bounds.operands import ARRAY, UnknownFormError, stored_at
 from tallystick.dispute.bounds.steps import StepFacts, formula_for, over_budget
 from tallystick.dispute.openings import (
+    SHOWN_WHOLE,
     STORES_A_NODE,
     OpenedReader,
     Opening,
@@ -182,6 +183,8 @@ class _Disputed:
         if op.name == BATCH:
             return self._batch(own_batch)
         tensors = tensors_of(op, opening, self.before)
+        if not opening.pieces and sum(each.nbytes for each in tensors.values()) > SHOWN_WHOLE:
+            return self.unknown("reads and gives more than can be shown")
         verify_pieces(opening, tensors, chunk)
         if op.name == LOAD:
             return self._load(agreed_state)
@@ -230,6 +233,8 @@ class _Disputed:
                 point = formula.total(formula.partials())
         else:
             point = formula
+        if not is_ordinary(point, dtype):
+            raise UnknownFormError("numbers that some machines do not have")
         shown = f"element {element} of output {output}" if len(op.outputs) > 1 else f"element {element}"
         if is_within(stated, point, dtype):
             return self.sound(f"{shown} is {_text(stated)}, within what honest arithmetic gives")

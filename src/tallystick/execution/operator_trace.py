@@ -208,6 +208,8 @@ class StepTracer(TorchDispatchMode):
             if entry is None:
                 writer.give_up(f"state entry {name} is not in the agreed state")
                 continue
+            if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes:
+                writer.give_up(f"state entry {name} lies in memory otherwise than in row order")
             at = len(writer.trace.operators)
             data = np.frombuffer(entry.data, dtype=KINDS[entry.dtype])
             root = roots[name]

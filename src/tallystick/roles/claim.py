@@ -64,7 +64,13 @@ def write_claim(
         held.enter_context(out.writing())
         out.create()
         entries = directory.load_committed(0, specification.initial_state)
-        load_state(session, entries)
+        try:
+            load_state(session, entries)
+        except InvalidInput as problem:
+            raise Mismatch(
+                f"the first state that the run commits to is none of its job's: {problem}; whoever audits it sees that, and no "
+                "dispute is needed"
+            ) from problem
         out.write_checkpoint(0, list(entries.values()))
         out.write_document(out.specification_path, specification.encode())
         writing = _ClaimWriter(directory, transcript, replay, out)

@@ -166,7 +166,7 @@ class RecordParts:
     signatures: tuple[bytes | None, ...]
 
 
-LIST_LIMIT = 1 << 26  # bytes of a list; of a longer one the whole step is judged
+LIST_LIMIT = 1 << 24  # bytes of a list, some 50,000 operators; of a longer one the whole step is judged
 SHORTEST_LEAF = 96  # bytes: what is left of a leaf without any name, input or output
 MOST_LOOKS = 1 << 12  # of an auditor, which asks for four times as much each time up to the limit
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES, EntrySummary, HeldState, StateSummary
 from tallystick.commit.tensors import TensorDigest, digest_of
-from tallystick.dispute.bounds.formulas import Sum, is_within
+from tallystick.dispute.bounds.formulas import is_false, is_ordinary, readings_of
 from tallystick.dispute.bounds.operands import UnknownFormError, stored_at
 from tallystick.dispute.bounds.steps import StepFacts, formula_for
 from tallystick.dispute.exchange import MOST_PARTS
@@ -151,9 +151,10 @@ class Examination:
         where, largest = _largest_difference(mine, other)
         if not math.isfinite(largest):
             same = (mine == other) | (np.isnan(mine) & np.isnan(other))
-            if bool(same.all()):
+            apart = np.flatnonzero(~same & ~(np.isfinite(mine) & np.isfinite(other)))
+            if not apart.size:
                 return
-            where = int(np.flatnonzero(~same)[0])
+            where = int(apart[0])
         if largest == 0.0:
             return
         total = np.zeros(1)
@@ -174,15 +175,18 @@ class Examination:
             return True  # the state is agreed upon, and the data is the job's
         read = reader_of(self.seen, at)
         stated = read(-1 - number, np.asarray([stored_at(op.outputs[number].view, element)]))[0].item()
+        dtype = op.outputs[number].tensor.dtype
         try:
-            formula = formula_for(op, number, element, read, facts)
+            points = readings_of(formula_for(op, number, element, read, facts))
         except (UnknownFormError, ArithmeticError, LookupError, ValueError) as problem:
             self.unknown = self.unknown or str(problem)
             return False
         except InvalidInput:
             return True
-        point = formula.total(formula.partials()) if isinstance(formula, Sum) else formula
-        return not is_within(stated, point, op.outputs[number].tensor.dtype)
+        if not all(is_ordinary(point, dtype) for point in points):
+            self.unknown = self.unknown or f"operator {op.name}: numbers that some machines do not have"
+            return False
+        return is_false(stated, points, dtype)
 
     def _at_the_end(self) -> Wanted | Objection | None:
         """Compare what the trainer stores with what its own operators gave, and with its claim."""

@@ -9,7 +9,7 @@ process a ``roles.local_table.LocalTable`` puts the same questions to the same p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tallystick.commit.merkle import root as merkle_root
@@ -20,7 +20,7 @@ from tallystick.dispute.bounds.steps import StepFacts, formula_for
 from tallystick.dispute.exchange import Answer, Question, unable
 from tallystick.dispute.moves import hash_in, items_in, move_fields, parse_move, sender_of, whole_in
 from tallystick.dispute.objections import Objection
-from tallystick.dispute.openings import Opening
+from tallystick.dispute.openings import OPENING_LIMIT, Opening
 from tallystick.dispute.operator_game import (
     Answered,
     Committed,
@@ -304,6 +304,10 @@ class Respondent:
             return self._opened(me, accusation, game.index, case.facts), ()
         if isinstance(me, TrainerSide) and game.stage == "chunks" and accusation is not None:
             opening: Opening = me.open(accusation, game.index, case.facts)
+            if (
+                len(opening.encode()) > OPENING_LIMIT
+            ):  # then the judge sees from leaf and sources that it must be
+                opening = replace(opening, pieces={})
             return Handed(handed_digest(opening)), (opening.encode(),)
         raise Mismatch(f"question: the game awaits {game.stage}")
 

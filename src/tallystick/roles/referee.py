@@ -16,7 +16,7 @@ from tallystick.commit.state import (
 )
 from tallystick.dispute.bisection import Claim, Game, Level, Silence, apply, open_game, receive
 from tallystick.dispute.bounds.steps import StepFacts, needs_log
-from tallystick.dispute.exchange import ForfeitError, Question, QuestionChannel
+from tallystick.dispute.exchange import ANSWER_LIMIT, HEAD_LIMIT, ForfeitError, Question, QuestionChannel
 from tallystick.dispute.openings import StateChunk
 from tallystick.dispute.record import GRIDS_ENTRY, DisputeRecord, StepsGame
 from tallystick.dispute.signed_moves import Terms
@@ -33,7 +33,7 @@ from tallystick.roles.operator_replay import list_base
 from tallystick.roles.panel import Panel
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
-from tallystick.roles.seats import Seat, read_claim
+from tallystick.roles.seats import Seat, nbytes_of_name, read_claim
 from tallystick.roles.step_judge import NOT_PROVEN, StepFinding, StepJudge
 from tallystick.run.transcript import CURSOR, Transcript, check_cursor
 
@@ -41,7 +41,7 @@ LARGER_STATE, LARGER_BY = (
     8,
     1 << 26,
 )  # times the job's own first state, and bytes: what a state may have at most
-NAMES_LARGER_BY = 1 << 16  # characters: what its names may have beside so many times as many
+NAMES_LARGER_BY = 1 << 16  # bytes: what its names may have beside so many times as many
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,13 @@ class Referee:
         entries = list(state_entries(self.replay.session))
         own = (
             sum(memoryview(entry.data).nbytes for entry in entries),
-            sum(len(entry.name) for entry in entries),
+            sum(nbytes_of_name(entry.name) for entry in entries),
         )
-        most = LARGER_STATE * own[0] + LARGER_BY, LARGER_STATE * own[1] + NAMES_LARGER_BY
+        # What does not fit an answer, or a question, nobody can open; but the job's own state.
+        most = (
+            min(LARGER_STATE * own[0] + LARGER_BY, max(own[0], ANSWER_LIMIT)),
+            min(LARGER_STATE * own[1] + NAMES_LARGER_BY, max(own[1], HEAD_LIMIT // 2)),
+        )
         self.seats: dict[Party, Seat] = {
             "trainer": Seat(self.table, "trainer", self.ours, hints, *most),
             "auditor": Seat(self.table, "auditor", self.theirs, hints, *most),
@@ -182,7 +186,7 @@ class Referee:
         claims: dict[Party, list[bytes]] = {
             party: [seat.commitment_at(done) for done in checkpoints] for party, seat in seats.items()
         }
-        step_judge = StepJudge(ours, theirs, self.replay, seats, self.panel)
+        step_judge = StepJudge(ours, theirs, self.replay, seats, self.panel, self.answers_itself)
         # A false state in the middle is disputed too, where both sides end in the same one.
         # Behind a log that it did not have, the auditor's states say nothing.
         known = ours.num_steps if objection is None or objection.site != "log" else objection.step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from tallystick.commit.state import (
     parse_state_summary,
     summarise,
 )
-from tallystick.dispute.exchange import Answer, Question, QuestionChannel, ask_one, size_of
+from tallystick.dispute.exchange import ANSWER_LIMIT, Answer, Question, QuestionChannel, ask_one, size_of
 from tallystick.dispute.moves import hash_in
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch
@@ -53,8 +54,8 @@ class StepParty(Protocol):
 class Seat:
     """What the referee knows of one party, and how it asks for more; nothing is asked for twice.
 
-    A state of more than ``most`` bytes, or whose names have more than ``most_names`` characters, is not taken: the party that
-    claims it cannot open it.
+    A state of more than ``most`` bytes, or whose names have more than ``most_names`` bytes in a question, is not taken: the
+    party that claims it cannot open it.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class Seat:
                     )
                 if (size := sum(entry.nbytes for entry in summary.entries)) > self.most:
                     return f"the state has {size} bytes, at most {self.most} are taken"
-                if (size := sum(len(entry.name) for entry in summary.entries)) > self.most_names:
-                    return f"the state's names have {size} characters, at most {self.most_names} are taken"
+                if (size := sum(nbytes_of_name(entry.name) for entry in summary.entries)) > self.most_names:
+                    return f"the state's names have {size} bytes, at most {self.most_names} are taken"
                 return summary
 
             question = Question(self.party, "summary", {"index": index}, (), SUMMARY_LIMIT)
@@ -140,7 +141,13 @@ class Seat:
         """Return why the party cannot open its own last checkpoint up to ``index``, or None if it can."""
         start = max(c.steps_done for c in self.transcript.checkpoints() if c.steps_done <= index)
         summary = self.summary_at(start)
-        return summary if isinstance(summary, str) else None
+        if isinstance(summary, str):
+            return summary
+        return (
+            None
+            if self.witness_at(start) is not None
+            else f"the state after {start} steps is not handed over"
+        )
 
     def frame(self, step: int) -> bytes:
         """Return the trainer's log of a step, which its record names.
@@ -150,6 +157,10 @@ class Seat:
         """
         if step not in self._frames:
             record = self.transcript.record(step)
+            if record.log_bytes > ANSWER_LIMIT:  # nobody could hand it over
+                raise InvalidInput(
+                    f"the log of step {step} has {record.log_bytes} bytes, at most {ANSWER_LIMIT} are taken"
+                )
 
             def read(answer: Answer) -> bytes | str:
                 if answer.cannot is not None:
@@ -165,6 +176,11 @@ class Seat:
         if isinstance(found, str):
             raise InvalidInput(found)
         return found
+
+
+def nbytes_of_name(name: str) -> int:
+    """Return how long a state entry's name is in a question."""
+    return len(json.dumps(name)) + 1
 
 
 def read_claim(answer: Answer) -> bytes:

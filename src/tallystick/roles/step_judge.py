@@ -53,8 +53,11 @@ class StepFinding:
 
     @property
     def decides(self) -> bool:
-        """Whether it ends the dispute, whatever the states show: it convicts the trainer, or two records differ."""
-        return self.ruling.loser == "trainer" or self.records is not None
+        """Whether it ends the dispute, whatever the states show: it convicts the trainer, or the auditor of its own record.
+
+        One that blames nobody must not keep a false state from being judged.
+        """
+        return self.ruling.loser == "trainer" or (self.ruling.loser == "auditor" and self.records is not None)
 
 
 @dataclass
@@ -62,6 +65,7 @@ class StepJudge:
     """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows.
 
     With a ``panel`` it asks that before it convicts anybody, but on bytes alone (``by_bytes``, of the last ruling).
+    ``answers_itself`` is whether the trainer plays its own part: then it has every state that it claims.
     """
 
     transcript: Transcript
@@ -69,10 +73,12 @@ class StepJudge:
     replay: Replay
     seats: Mapping[Party, StepParty]
     panel: Panel | None = None
+    answers_itself: bool = False
     outcome: str = "fault"
     step: int | None = None
     by_bytes: bool = False
     _pasts: dict[int, HeldState | None] = field(default_factory=dict[int, "HeldState | None"])
+    _withheld: dict[int, str] = field(default_factory=dict[int, str])
 
     def rule_on_agreed(self, end: int, objection: LogObjection | None) -> list[StepFinding]:
         """Return the rulings on steps before ``end``, on whose states both parties agree; one that convicts the trainer ends it.
@@ -105,6 +111,8 @@ class StepJudge:
 
     def _rule_on_log(self, objection: LogObjection) -> StepFinding:
         state = self._agreed_state(objection.step)
+        if (withheld := self._ruling_on_withheld(objection.step)) is not None:
+            return StepFinding(objection.step, withheld, "fault", objection=objection)
         entries = None if state is None else state.entries
         found = rule_on_log(self.seats["trainer"].frame, self.transcript, self.replay, objection, entries)
         ruling, outcome = self._confirmed(
@@ -135,14 +143,28 @@ class StepJudge:
 
     def _repeated(self, state: HeldState, start: int, step: int) -> HeldState | None:
         """Return the state before ``step``, repeated from that after ``start`` steps; None if the log does not lead there."""
-        session = self.replay.session
+        session, seat = self.replay.session, self.seats["trainer"]
+        try:
+            frames = {each: seat.frame(each) for each in range(start, step)}
+        except (InvalidInput, Mismatch) as problem:
+            self._withheld[step] = (
+                f"step {step}: a log that leads there from {start} cannot be used: {problem}"
+            )
+            return None
         try:
             load_state(session, state.entries)
-            for each in range(start, step):
-                self.replay.follow(self.transcript.record(each), self.seats["trainer"].frame(each))
+            for each, frame in frames.items():
+                self.replay.follow(self.transcript.record(each), frame)
         except (InvalidInput, Mismatch, Nondeterminism):
             return None
         return hold(copied_state(session).values())
+
+    def _ruling_on_withheld(self, step: int) -> Ruling | None:
+        """Return that the trainer loses who hands over no log that its records name and that leads to ``step``, if so."""
+        if step not in self._withheld:
+            return None
+        self.by_bytes = True
+        return Ruling("trainer", self._withheld[step])
 
     def _rule_on_records(self, step: int) -> StepFinding | None:
         who = self.who_misstates(step)
@@ -174,6 +196,8 @@ class StepJudge:
         Logs and what is derived from them may differ honestly.
         """
         state, self.by_bytes = self._agreed_state(step), False
+        if (withheld := self._ruling_on_withheld(step)) is not None:
+            return withheld, "fault"
         if state is None:
             return Ruling("none", f"step {step}: neither side can open the state both agree on"), CANNOT
         try:
@@ -216,8 +240,8 @@ class StepJudge:
             return ruling
         states = {party: seat.witness_at(position.disputed) for party, seat in self.seats.items()}
         unopened = {
-            party: seat.find_unopened_checkpoint(position.disputed)
-            for party, seat in self.seats.items()
+            party: self._find_unopened(party, position.disputed)
+            for party in self.seats
             if states[party] is None
         }
         ruling, self.outcome = self._confirmed(
@@ -385,11 +409,18 @@ class StepJudge:
                 return state
         return None
 
+    def _find_unopened(self, party: Party, index: int) -> str | None:
+        """Return what a party cannot open that it committed to, or claims in the dispute it answers itself; None if nothing."""
+        problem = self.seats[party].find_unopened_checkpoint(index)
+        if problem is None and party == "trainer" and self.answers_itself:
+            return f"the state that it claims after {index} steps is not handed over"
+        return problem
+
     def _find_fault(
         self, party: Party, position: DisputedPosition, repeated: AcceptableStates
     ) -> Deviation | None:
         state = self.seats[party].witness_at(position.disputed)
-        if state is None and (problem := self.seats[party].find_unopened_checkpoint(position.disputed)):
+        if state is None and (problem := self._find_unopened(party, position.disputed)):
             return Deviation(
                 position.agreed,
                 "mismatch",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tallystick.dispute.bounds.formulas import UNIT, Formula, Point, Read
+from tallystick.dispute.bounds.formulas import LEAST, UNIT, Formula, Point, Read
 from tallystick.dispute.bounds.operands import (
     FUNCTION,
     Rule,
@@ -34,15 +34,20 @@ def _elementwise(arguments: tuple[str, ...], function: Elementwise) -> Rule:
     def rule(op: Operator, output: int, element: int, read: Read) -> Formula:
         position = position_of(op.outputs[output].view.shape, element)
         values = [scalar_at(op, name, position, read) for name in arguments]
+        least = LEAST.get(dtype_of(op, output), 0.0)
+        if any(0.0 < abs(each) < least for each in values):
+            raise UnknownFormError(f"operator {op.name}: of a number that some machines take for zero")
         with np.errstate(all="ignore"):
             try:
                 value, units = function(op, *values)
             except (ZeroDivisionError, OverflowError, ValueError):
                 raise UnknownFormError(f"operator {op.name}: not finite at element {element}") from None
         if not is_float(op, output):
-            if any(isinstance(each, float) for each in values):
+            if any(isinstance(each, float) for each in (*values, value)):
                 raise UnknownFormError(f"operator {op.name}: turns floats into whole numbers")
-            return Point(int(value), exact=True)
+            return Point(value, exact=True)
+        if math.isinf(value) and any(math.isinf(each) for each in values):
+            return Point(value, exact=True)  # whatever is added to a mask's infinity
         return Point(float(value), units)
 
     return rule
@@ -70,6 +75,10 @@ def _div(op: Operator, a: float, b: float) -> tuple[float, float]:
 
 
 def _pow(op: Operator, a: float, b: float) -> tuple[float, float]:
+    if isinstance(a, int) and isinstance(b, int):
+        if not 0 <= b <= 64:
+            raise UnknownFormError(f"operator {op.name}: a whole number to the power {b}")
+        return a**b, 0.0
     value = math.pow(a, b)
     return value, FUNCTION * max(1.0, abs(b)) * abs(value)
 
@@ -104,10 +113,7 @@ def _exact(arguments: tuple[str, ...], function: Callable[..., float | int | boo
     def rule(op: Operator, output: int, element: int, read: Read) -> Formula:
         position = position_of(op.outputs[output].view.shape, element)
         values = [scalar_at(op, name, position, read) for name in arguments]
-        found = function(op, *values)
-        if isinstance(found, float) and dtype_of(op, output) == "F32":
-            found = float(np.float32(found))
-        return Point(found if isinstance(found, float) else int(found), exact=True)
+        return Point(function(op, *values), exact=True)
 
     return rule
 
@@ -125,10 +131,7 @@ def _compared(function: Callable[[float, float], bool]) -> Rule:
 
 def _constant(argument: str | float) -> Rule:
     def rule(op: Operator, output: int, element: int, read: Read) -> Formula:
-        value = op.number(argument) if isinstance(argument, str) else argument
-        if dtype_of(op, output) == "F32":
-            value = float(np.float32(value))
-        return Point(value if is_float(op, output) else int(value), exact=True)
+        return Point(op.number(argument) if isinstance(argument, str) else argument, exact=True)
 
     return rule
 
@@ -178,8 +181,7 @@ def _pad(op: Operator, output: int, element: int, read: Read) -> Formula:
         position[-1 - number] -= pads[2 * number]
     if all(0 <= at < size for at, size in zip(position, view.shape, strict=True)):
         return Point(read(slot, flat_of(view, fixed_at(tuple(position))))[0].item(), exact=True)
-    value = op.number("value", 0)
-    return Point(float(value) if is_float(op, output) else int(value), exact=True)
+    return Point(op.number("value", 0), exact=True)
 
 
 def _embedding(op: Operator, output: int, element: int, read: Read) -> Formula:
@@ -202,7 +204,7 @@ def _threshold_backward(op: Operator, output: int, element: int, read: Read) -> 
     position = position_of(op.outputs[output].view.shape, element)
     g = float(scalar_at(op, "grad_output", position, read))
     x = float(scalar_at(op, "self", position, read))
-    return Point(g if x > op.number("threshold") else 0.0, exact=True)
+    return Point(0.0 if x <= op.number("threshold") else g, exact=True)
 
 
 def _same(op: Operator, output: int, element: int, read: Read) -> Formula:
@@ -210,15 +212,11 @@ def _same(op: Operator, output: int, element: int, read: Read) -> Formula:
     name = "src" if op.name.startswith("aten::copy") else "self"
     slot = slot_of(op, name)
     position = position_of(op.outputs[output].view.shape, element)
-    value = read(slot, broadcast_at(op.inputs[slot].view, position))[0]
+    value = read(slot, broadcast_at(op.inputs[slot].view, position))[0].item()
     source, target = op.inputs[slot].dtype, dtype_of(op, output)
-    if source == target or (source, target) == ("F32", "F64"):
-        return Point(value.item(), exact=True)
-    if (source, target) == ("F64", "F32"):
-        return Point(float(np.float32(value)), exact=True)
-    if source not in UNIT:
-        return Point(float(value) if target in UNIT else int(value), exact=True)
-    raise UnknownFormError(f"operator {op.name}: from {source} to {target}")
+    if source in UNIT and target not in UNIT:
+        raise UnknownFormError(f"operator {op.name}: from {source} to {target}")
+    return Point(value, exact=True)
 
 
 ELEMENTWISE: Mapping[str, Rule] = {

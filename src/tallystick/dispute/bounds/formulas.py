@@ -27,6 +27,12 @@ LEAST = {"F64": 2.0**-1021, "F32": 2.0**-125}  # a machine may flush what is sma
 FEW_TERMS = 64  # a longer sum is opened by partial sums
 MANY_TERMS = 1 << 18
 STATED = 2.0**-51  # a partial sum is right if it is that close, relative to its magnitude
+STATED_MAGNITUDE = 2.0**-30  # and its magnitude, relative to itself
+UNDER = {dtype: LEAST[dtype] / UNIT[dtype] for dtype in UNIT}
+"""Units for each unit that a flushed number is multiplied by afterwards."""
+LARGEST = {"F64": 2.0**1021, "F32": 2.0**125}
+"""What a machine may make an infinity of on the way, or nothing at all: up to two octaves more than ends below the largest."""
+MARGIN = 2.0**-16, 2.0**-50  # of a tolerance, and of a value: libraries of two judges differ by less
 _SPLIT = float(2**27 + 1)
 
 
@@ -83,15 +89,27 @@ class Sum:
         magnitude = math.fsum(q for _, q in partials)
         return self.finish(value, magnitude)
 
+    def readings(self) -> tuple[Point, ...]:
+        """Return the element by the partial sums as they are, and by the least and the largest that are right."""
+        partials = self.partials()
+        value, magnitude = (math.fsum(column) for column in zip(*partials, strict=True))
+        if self.num_blocks == 1:
+            return (self.finish(value, magnitude),)
+        room = STATED * magnitude + len(partials) * LEAST["F64"]
+        largest = (1.0 + STATED_MAGNITUDE) * magnitude + len(partials) * LEAST["F64"]
+        return tuple(self.finish(value + shift, largest) for shift in (-room, 0.0, room))
+
 
 Formula = Point | Sum
 
 
 def is_right_partial(stated: tuple[float, float], found: tuple[float, float]) -> bool:
-    """Whether a stated partial sum and its magnitude are those of its terms."""
+    """Whether a stated partial sum and its magnitude are those of its terms; of none that are numbers, no number."""
     (p, q), (value, magnitude) = stated, found
+    if not (math.isfinite(value) and math.isfinite(magnitude)):
+        return not (math.isfinite(p) and math.isfinite(q))
     room = STATED * magnitude + LEAST["F64"]
-    return abs(p - value) <= room and abs(q - magnitude) <= 2.0**-30 * magnitude + LEAST["F64"]
+    return abs(p - value) <= room and abs(q - magnitude) <= STATED_MAGNITUDE * magnitude + LEAST["F64"]
 
 
 def tolerance(point: Point, dtype: str) -> float:
@@ -103,15 +121,37 @@ def tolerance(point: Point, dtype: str) -> float:
     return gamma(1.0, u) * point.units + 2.0 * OWN_UNIT * point.units + LEAST[dtype]
 
 
-def is_within(stated: float | int | bool, point: Point, dtype: str) -> bool:
-    """Whether honest arithmetic in ``dtype`` can have given ``stated``."""
+def is_ordinary(point: Point, dtype: str) -> bool:
+    """Whether every machine has a number for ``point``, and has none beyond the largest of ``dtype`` on the way to it."""
+    return point.exact or abs(point.value) + point.units < LARGEST[dtype]
+
+
+def is_within(stated: float | int | bool, point: Point, dtype: str, more: float = 0.0) -> bool:
+    """Whether honest arithmetic in ``dtype`` can have given ``stated``: no further from ``point`` than bounds, and ``more``, say.
+
+    Of a point that is not ``is_ordinary`` it says nothing.
+    """
     if point.also is not None and stated == point.also:
         return True
-    if point.exact or isinstance(point.value, int):
+    if point.exact or not (math.isfinite(point.value) and math.isfinite(stated)):
         return stated == point.value or (math.isnan(stated) and math.isnan(point.value))
-    if not math.isfinite(point.value) or not math.isfinite(stated):
-        return stated == point.value or (math.isnan(stated) and math.isnan(point.value))
-    return abs(stated - point.value) <= tolerance(point, dtype)
+    return abs(stated - point.value) <= tolerance(point, dtype) + more
+
+
+def readings_of(formula: Formula) -> tuple[Point, ...]:
+    """Return what a formula's element may be by partial sums that are right."""
+    return (formula,) if isinstance(formula, Point) else formula.readings()
+
+
+def is_false(stated: float | int | bool, points: Sequence[Point], dtype: str) -> bool:
+    """Whether ``stated`` is false by all of an element's readings, and by any library's functions.
+
+    Who objects to anything else may lose.
+    """
+    return not any(
+        is_within(stated, point, dtype, MARGIN[0] * tolerance(point, dtype) + MARGIN[1] * abs(point.value))
+        for point in points
+    )
 
 
 # -- exact sums of products ----------------------------------------------------------------------
@@ -134,8 +174,11 @@ def two_product(a: Floats, b: Floats) -> tuple[Floats, Floats]:
 
 
 def exact_sum(*parts: Floats) -> float:
-    """Return the sum of all elements of all parts, rounded once."""
-    return math.fsum(np.concatenate([np.atleast_1d(part).ravel() for part in parts]).tolist())
+    """Return the sum of all elements of all parts, rounded once; NaN where it is none."""
+    try:
+        return math.fsum(np.concatenate([np.atleast_1d(part).ravel() for part in parts]).tolist())
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def products(a: Floats, b: Floats) -> tuple[float, float]:

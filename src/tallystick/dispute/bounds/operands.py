@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tallystick.dispute.bounds.formulas import UNIT, Floats, Formula, Indexes, Read
+from tallystick.dispute.bounds.formulas import LARGEST, UNIT, Floats, Formula, Indexes, Read
 from tallystick.dispute.operator_list import Geometry, Operator
 from tallystick.errors import InvalidInput
 
@@ -113,6 +113,16 @@ def dtype_of(op: Operator, output: int) -> str:
 def is_float(op: Operator, output: int) -> bool:
     """Return whether an output holds floating-point numbers that are rounded."""
     return dtype_of(op, output) in UNIT
+
+
+def verify_bounded(op: Operator, output: int, *numbers: float) -> None:
+    """Return if every machine has these numbers, which it may meet on the way to an output's element.
+
+    Raises:
+        UnknownFormError: one may be infinite there, or nothing.
+    """
+    if not all(abs(number) < LARGEST[dtype_of(op, output)] for number in numbers):
+        raise UnknownFormError(f"operator {op.name}: numbers that some machines do not have")
 
 
 def allow_only(op: Operator, name: str, *allowed: object) -> None:

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from tallystick.dispute.bounds.formulas import (
+    UNDER,
     UNIT,
     Floats,
     Formula,
@@ -37,10 +39,15 @@ from tallystick.dispute.bounds.operands import (
     scalar_at,
     slot_of,
     span,
+    verify_bounded,
     wanted_output,
 )
 from tallystick.dispute.bounds.sums import dot_product
 from tallystick.dispute.operator_list import Operator
+
+MODEST = 2.0**20
+"""What normalisation is judged of: squares of as many as there are, times a deviation's inverse to the third, are numbers."""
+LEAST_VARIANCE = 2.0**-40
 
 
 def _row(op: Operator, read: Read, name: str, position: tuple[int, ...]) -> tuple[Floats, int]:
@@ -53,7 +60,7 @@ def _softmax(log: bool) -> Rule:
         row, at = _row(op, read, "self", position_of(op.outputs[output].view.shape, element))
         top = float(row.max())
         if not math.isfinite(top):
-            return Point(0.0, exact=True) if top == -math.inf and not log else Point(math.nan, exact=True)
+            raise UnknownFormError(f"operator {op.name}: a row without a largest number")
         away = row - top
         weights = np.exp(away)
         total = float(math.fsum(weights.tolist()))
@@ -73,6 +80,7 @@ def _softmax_backward(log: bool) -> Rule:
         g, at = _row(op, read, "grad_output", position)
         y, _ = _row(op, read, "output", position)
         n = g.size + 8.0
+        verify_bounded(op, output, float(np.abs(g).sum()))
         if log:
             weight, total = math.exp(float(y[at])), exact_sum(g)
             units = 8.0 * abs(float(g[at])) + weight * (n + FUNCTION) * float(np.abs(g).sum())
@@ -82,6 +90,7 @@ def _softmax_backward(log: bool) -> Rule:
         # Differences from the gradient at the largest y give the same, but for that gradient times 1 - sum(y).
         apart = 4.0 * abs(float(g[int(y.argmax())]))
         units = abs(own) * (12.0 * abs(float(g[at])) + (n + 12.0) * magnitude + apart)
+        units += UNDER[dtype_of(op, output)] * (1.0 + float(np.abs(g).sum()))
         return Point(own * (float(g[at]) - total), units)
 
     return rule
@@ -118,6 +127,7 @@ def _nll_backward(op: Operator, output: int, element: int, read: Read) -> Formul
         return Point(0.0, exact=True)
     g = float(scalar_at(op, "grad_output", (), read))
     total = float(scalar_at(op, "total_weight", (), read))
+    verify_bounded(op, output, 1.0 / total)
     return Point(-g / total, 6.0 * abs(g / total))
 
 
@@ -137,11 +147,28 @@ def _moments(row: Floats) -> tuple[float, float, float, float]:
 def _inverse(variance: float, eps: float, units: float) -> tuple[float, float]:
     """Return 1 / sqrt(variance + eps) and its relative units."""
     total = variance + eps
-    if not total > 0.0:
-        raise UnknownFormError("operator: a variance of zero without eps")
+    if not total >= LEAST_VARIANCE:
+        raise UnknownFormError("operator: next to no variance, and no eps beside it")
     share = variance / total if variance > 0.0 else 0.0
     relative = 0.5 * (units * share if share else 0.0) + 8.0
     return 1.0 / math.sqrt(total), relative
+
+
+def _modest(read: Read) -> Read:
+    """Return ``read`` for rules that square what they read, or worse: of numbers that are none, or large, there is none."""
+
+    def found(slot: int, flat: Indexes) -> npt.NDArray[np.generic]:
+        values = read(slot, flat)
+        if values.dtype.kind == "f" and not bool((np.abs(values) < MODEST).all()):
+            raise UnknownFormError("operator: of numbers that some machines cannot square")
+        return values
+
+    return found
+
+
+def _underflow(op: Operator, output: int, n: int, *factors: float) -> float:
+    """Return the units that flushed numbers may make on the way, each multiplied by these ``factors`` at most."""
+    return UNDER[dtype_of(op, output)] * n * math.prod(1.0 + abs(each) for each in factors)
 
 
 def _normalised(x: float, row: Floats, eps: float, weight: float, bias: float) -> Point:
@@ -160,6 +187,7 @@ def _affine(op: Operator, read: Read, name: str, position: tuple[int, ...], defa
 
 
 def _layer_norm(op: Operator, output: int, element: int, read: Read) -> Formula:
+    read = _modest(read)
     x = slot_of(op, "input")
     shape = op.inputs[x].view.shape
     inner = len(op.integers("normalized_shape"))
@@ -179,6 +207,7 @@ def _layer_norm(op: Operator, output: int, element: int, read: Read) -> Formula:
 
 
 def _layer_norm_backward(op: Operator, output: int, element: int, read: Read) -> Formula:
+    under = UNDER[dtype_of(op, output)]
     which = wanted_output(op, output)
     x, g = slot_of(op, "input"), slot_of(op, "grad_out")
     shape = op.inputs[x].view.shape
@@ -186,7 +215,7 @@ def _layer_norm_backward(op: Operator, output: int, element: int, read: Read) ->
     outer = shape[: len(shape) - inner]
     position = position_of(op.outputs[output].view.shape, element)
     if which == 0:
-        return _layer_norm_input(op, position, inner, read)
+        return _layer_norm_input(op, output, position, inner, _modest(read))
     leading = tuple(a.reshape(-1) for a in indices_of(outer))
 
     def block(low: int, high: int) -> tuple[float, float]:
@@ -200,6 +229,7 @@ def _layer_norm_backward(op: Operator, output: int, element: int, read: Read) ->
         apart, lost = two_sum(value, -mean)
         high_part, low_part = triple_products(dy, apart, rstd)
         magnitude = np.abs(dy) * (np.abs(value) + np.abs(mean)) * np.abs(rstd)
+        magnitude += under * (1.0 + np.abs(dy)) * (1.0 + np.abs(value) + np.abs(mean)) * (1.0 + np.abs(rstd))
         return exact_sum(high_part, low_part, dy * lost * rstd), float(magnitude.sum())
 
     count = math.prod(outer)
@@ -214,7 +244,9 @@ def _per_row(op: Operator, read: Read, name: str, rows: tuple[Indexes, ...]) -> 
     return as_floats(read(slot, flat_of(view, (*rows, *zeros))))
 
 
-def _layer_norm_input(op: Operator, position: tuple[int, ...], inner: int, read: Read) -> Formula:
+def _layer_norm_input(
+    op: Operator, output: int, position: tuple[int, ...], inner: int, read: Read
+) -> Formula:
     rank = len(position)
     axes = tuple(range(rank - inner, rank))
     row = tuple(np.asarray([p]) for p in position[: rank - inner])
@@ -234,10 +266,13 @@ def _layer_norm_input(op: Operator, position: tuple[int, ...], inner: int, read:
     reach = abs(float(x[at])) + abs(mean)
     sums = float(np.abs(a).sum()), float((np.abs(a) * (np.abs(x) + abs(mean))).sum())
     magnitude = rstd * (abs(float(a[at])) + sums[0] / n) + reach * rstd**3 * sums[1] / n
-    return Point(value, (n + 32.0) * magnitude)
+    spread = float(np.abs(x).max()) + abs(mean)
+    under = _underflow(op, output, n, rstd, rstd, rstd, float(np.abs(weight).max()), spread, spread)
+    return Point(value, (n + 32.0) * magnitude + under)
 
 
 def _batch_norm(op: Operator, output: int, element: int, read: Read) -> Formula:
+    read = _modest(read)
     if op.attributes.get("training") is not True:
         raise UnknownFormError("operator native_batch_norm: not training")
     position = position_of(op.outputs[output].view.shape, element)
@@ -271,6 +306,7 @@ def _batch_norm(op: Operator, output: int, element: int, read: Read) -> Formula:
 
 
 def _batch_norm_backward(op: Operator, output: int, element: int, read: Read) -> Formula:
+    read = _modest(read)
     if op.attributes.get("train") is not True:
         raise UnknownFormError("operator native_batch_norm_backward: not training")
     which = wanted_output(op, output)
@@ -290,15 +326,17 @@ def _batch_norm_backward(op: Operator, output: int, element: int, read: Read) ->
     apart = x - mean
     high, low = two_product(dy, apart)
     dotted = exact_sum(high, low)
-    reach = float((np.abs(dy) * (np.abs(x) + abs(mean))).sum())
+    reach, spread = float((np.abs(dy) * (np.abs(x) + abs(mean))).sum()), float(np.abs(x).max()) + abs(mean)
     if which == 1:
-        return Point(dotted * inverse, (n + 24.0) * reach * abs(inverse))
+        under = _underflow(op, output, n, inverse, spread)
+        return Point(dotted * inverse, (n + 24.0) * reach * abs(inverse) + under)
     weight = _affine(op, read, "weight", (channel,), 1.0)
     sizes = [op.inputs[slot_of(op, "input")].view.shape[axis] for axis in axes]
     own = int(np.ravel_multi_index([position[axis] for axis in axes], sizes))
     value = (float(dy[own]) - total / n - float(apart[own]) * inverse**2 * dotted / n) * inverse * weight
     parts = abs(float(dy[own])) + magnitude / n + (abs(float(x[own])) + abs(mean)) * inverse**2 * reach / n
-    return Point(value, (n + 32.0) * parts * abs(inverse * weight))
+    under = _underflow(op, output, n, inverse, inverse, inverse, weight, spread, spread)
+    return Point(value, (n + 32.0) * parts * abs(inverse * weight) + under)
 
 
 ROWS: Mapping[str, Rule] = {

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from tallystick.commit.encoding import digest
-from tallystick.dispute.bounds.formulas import Formula, Indexes, Point, Read
+from tallystick.dispute.bounds.formulas import UNIT, Formula, Indexes, Point, Read
 from tallystick.dispute.bounds.operands import (
     ARRAY,
     MOST_TERMS,
@@ -117,7 +117,31 @@ def formula_for(op: Operator, output: int, element: int, read: Read, facts: Step
     found = rule(op, output, element, read)
     if op.name in ("aten::relu", "aten::relu_") and isinstance(found, Point):
         return _decided_relu(op, element, read, facts, found)
+    if isinstance(found, Point) and found.exact:
+        return replace(found, value=_converted(op, output, found.value))
     return found
+
+
+def _converted(op: Operator, output: int, value: float | int) -> float | int:
+    """Return an exact value as the output's dtype holds it: rounded; whole numbers modulo its range; truths as 0 and 1.
+
+    Raises:
+        UnknownFormError: machines differ in what becomes of it.
+    """
+    dtype = op.outputs[output].tensor.dtype
+    if dtype in UNIT:
+        if isinstance(value, int) and abs(value) > 2**53:
+            raise UnknownFormError(f"operator {op.name}: a whole number beyond 2**53, as {dtype}")
+        with np.errstate(over="ignore"):
+            return float(value) if dtype == "F64" else float(np.float32(value))
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise UnknownFormError(f"operator {op.name}: {value} as {dtype}")
+        value = int(value)
+    if dtype == "BOOL":
+        return int(value != 0)
+    bits = 8 * np.dtype(ARRAY[dtype]).itemsize
+    return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) if dtype != "U8" else value % 2**bits
 
 
 def _site(grid: SiteGrid, numel: int, element: int) -> ScaledBand:
@@ -215,6 +239,8 @@ def _max_pool(op: Operator, output: int, element: int, read: Read, facts: StepFa
     rows, columns = rows[ok], columns[ok]
     zero = 0 * rows
     values = np.asarray(read(0, flat_of(view, (n + zero, c + zero, rows, columns))), dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise UnknownFormError("operator max_pool2d_with_indices: of numbers that are not finite")
     hit = np.flatnonzero((rows == row) & (columns == column))
     if output == 0:
         value = float(values[hit[0]]) if hit.size else math.nan

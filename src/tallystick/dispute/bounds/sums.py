@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tallystick.dispute.bounds.formulas import (
+    LARGEST,
+    LEAST,
+    UNDER,
     UNIT,
     Formula,
     Indexes,
@@ -55,9 +58,10 @@ def dot_product(
         if not isinstance(b, tuple):
             return exact_sum(left * b), float(np.abs(left * b).sum())
         right = as_floats(read(b[0], flat_of(op.inputs[b[0]].view, b[1](at))))
-        return products(left, right)
+        value, magnitude = products(left, right)
+        return value, magnitude + under * float((1.0 + np.abs(left) + np.abs(right)).sum())
 
-    u = UNIT[dtype_of(op, output)]
+    u, under = UNIT[dtype_of(op, output)], UNDER[dtype_of(op, output)]
     each = gamma(count + more, u) / u
 
     def done(total: float, magnitude: float) -> Point:
@@ -169,12 +173,14 @@ def _sum(mean: bool) -> Rule:
 def _norm(op: Operator, output: int, element: int, read: Read) -> Formula:
     if op.number("ord", 2) != 2:
         raise UnknownFormError(f"operator {op.name}: only the 2-norm is in the table")
-    slot = slot_of(op, "self")
+    slot, dtype = slot_of(op, "self"), dtype_of(op, output)
     count, place = _reduced(op, output, element, slot)
 
     def finish(total: float, magnitude: float, each: float) -> tuple[float, float]:
+        if not magnitude < LARGEST[dtype]:
+            return math.inf, math.inf  # its squares are, on some machines
         root = math.sqrt(max(total, 0.0))
-        return root, (0.5 * each + 4.0) * root
+        return root, (0.5 * each + 4.0) * root + math.sqrt(count * LEAST[dtype]) / UNIT[dtype]
 
     return dot_product(op, output, count, (slot, place), (slot, place), read, finish)
 
