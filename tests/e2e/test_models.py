@@ -270,5 +270,5 @@ def test_a_segment_is_held_against_the_noise_of_the_calibration_before_it(
     assert segment.steps == 6
     assert segment.freedom.elements * 4 == whole.freedom.elements
     # Control: by what its own first step has, it is not.
-    monkeypatch.setattr(auditor._RunAudit, "_calibrated_before", lambda *given: None)
+    monkeypatch.setattr(auditor, "measured_before", lambda *given: None)
     assert audit(run, source, steps=(12, 18)).verdict == "not_accepted"

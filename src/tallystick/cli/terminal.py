@@ -139,8 +139,11 @@ class StepDisplay(_LineOrBar):
         self._interval: float | None = None
 
     def __call__(self, progress: Progress) -> None:
-        """Take note of one finished step."""
+        """Take note of one finished step; of one that was passed over only how far the program is."""
         now = self._clock()
+        if progress.is_passed:
+            self._show(f"passing over step {progress.step}", "", progress.step + 1 - self._first, None, now)
+            return
         if self.steps:
             taken = now - self._last_step
             known = self._interval

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.execution.session.hooks import Hook
 from tallystick.execution.session.session import HasRun
 from tallystick.roles.audit_report import AuditReport
 from tallystick.roles.follower import FOLLOW_VARIABLE, Follower
@@ -190,11 +191,11 @@ class Attached:
     def listen(self) -> None:
         """Put hooks on model and optimizer."""
         self._handles = [
-            self._model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True),
-            self._model.register_state_dict_pre_hook(lambda *_: self._close()),
-            self._optimizer.register_state_dict_pre_hook(lambda *_: self._close()),
-            self._optimizer.register_step_pre_hook(self._before_optimizer),
-            self._optimizer.register_step_post_hook(lambda *_: self._pause()),
+            self._model.register_forward_pre_hook(Hook(self._before_forward), prepend=True, with_kwargs=True),
+            self._model.register_state_dict_pre_hook(Hook(lambda *_: self._close())),
+            self._optimizer.register_state_dict_pre_hook(Hook(lambda *_: self._close())),
+            self._optimizer.register_step_pre_hook(Hook(self._before_optimizer)),
+            self._optimizer.register_step_post_hook(Hook(lambda *_: self._pause())),
         ]
 
     def follow_up(self) -> AbstractContextManager[None]:
@@ -259,6 +260,9 @@ class Attached:
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         assert self._loop is not None
+        tracing: Any = torch.jit
+        if tracing.is_tracing():  # it looks at every number that is made of a shape
+            return None
         if module.training and torch.is_grad_enabled():
             self.open_step()
         elif self._step is None or self._loop.session.has_stepped:

@@ -20,6 +20,7 @@ from tallystick.execution.noise.freedom import Excess
 from tallystick.execution.program import verify_program
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
+from tallystick.numerics.policy import Policy, is_measured_step
 from tallystick.roles.acceptance import Acceptance, Limits, copied
 from tallystick.roles.audit_report import (
     ACCUSING,
@@ -82,17 +83,7 @@ def audit(
     """
     transcript = directory.load_transcript()
     report = AuditReport(str(directory.path), profile, transcript.root().hex(), sample=sample)
-    if sample is None:
-        segments = choose_segments(transcript, steps)
-    elif sample.announcement.run_root != transcript.root():
-        raise Mismatch(
-            f"audit: the draw is about run {sample.announcement.run_root.hex()}, this is {transcript.root().hex()}",
-            where="audit: run of the draw",
-            own=transcript.root().hex(),
-            stated=sample.announcement.run_root.hex(),
-        )
-    else:
-        segments = list(sample.segments)
+    segments = choose_segments(transcript, steps, sample)
     specification = transcript.specification
     if os.path.lexists(directory.program_path):
         directory.load_program()
@@ -127,12 +118,24 @@ def excuse_environment(report: AuditReport, found: Sequence[ProgramDifference]) 
             segment.deviations[:0] = [replace(each, step=segment.start) for each in program_deviations(found)]
 
 
-def choose_segments(transcript: Transcript, steps: tuple[int, int] | None) -> list[tuple[int, int]]:
-    """Return the segments between committed checkpoints that make up ``steps``.
+def choose_segments(
+    transcript: Transcript, steps: tuple[int, int] | None, sample: SegmentDraw | None = None
+) -> list[tuple[int, int]]:
+    """Return the segments between committed checkpoints that make up ``steps``, or those of a ``sample``.
 
     Raises:
         InvalidInput: ``steps`` does not begin and end at committed checkpoints.
+        Mismatch: the sample is another run's.
     """
+    if sample is not None:
+        if sample.announcement.run_root != transcript.root():
+            raise Mismatch(
+                f"audit: the draw is about run {sample.announcement.run_root.hex()}, this is {transcript.root().hex()}",
+                where="audit: run of the draw",
+                own=transcript.root().hex(),
+                stated=sample.announcement.run_root.hex(),
+            )
+        return list(sample.segments)
     borders = [checkpoint.steps_done for checkpoint in transcript.checkpoints()]
     start, end = steps if steps is not None else (0, transcript.num_steps)
     for border in (start, end):
@@ -143,6 +146,14 @@ def choose_segments(transcript: Transcript, steps: tuple[int, int] | None) -> li
         raise InvalidInput(f"steps {start}:{end}: the end must come after the start")
     inside = [border for border in borders if start <= border <= end]
     return list(pairwise(inside))
+
+
+def measured_before(transcript: Transcript, policy: Policy, start: int) -> int | None:
+    """Return the last checkpoint before the calibration whose bands step ``start`` has; None if it has one itself."""
+    due = (step for step in range(start, -1, -1) if is_measured_step(policy, step))
+    last = next(due, 0)
+    borders = [checkpoint.steps_done for checkpoint in transcript.checkpoints()]
+    return None if last == start else max(border for border in borders if border <= last)
 
 
 @dataclass(frozen=True)
@@ -165,7 +176,7 @@ class _RunAudit:
         assert acceptance is not None
         continues = acceptance.continues_at(start)
         result = self._repeated(start, end)
-        earlier = self._calibrated_before(start)
+        earlier = measured_before(self.transcript, self.replay.session.policy, start)
         if result.verdict != "not_accepted" or continues or earlier is None:
             return result
         acceptance.discard()
@@ -175,13 +186,6 @@ class _RunAudit:
             verdict = "cannot_reproduce"
         acceptance.discard(keeping=verdict in ("match", "not_accepted"))
         return self._repeated(start, end)
-
-    def _calibrated_before(self, start: int) -> int | None:
-        """Return the last checkpoint before the calibration whose bands step ``start`` has; None if it has one itself."""
-        due = (step for step in range(start, -1, -1) if self.replay.session.is_calibration_step(step))
-        last = next(due, 0)
-        borders = [checkpoint.steps_done for checkpoint in self.transcript.checkpoints()]
-        return None if last == start else max(border for border in borders if border <= last)
 
     def _repeated(self, start: int, end: int) -> SegmentResult:
         """Return what repeating the steps from ``start`` up to ``end`` shows, once."""
@@ -231,7 +235,7 @@ class _RunAudit:
             about = "copied log"
             frames = self.directory.load_frames(self.transcript, start, end)
             about = "committed state"
-            _load_or_refuse(self.replay.session, state)
+            load_or_refuse(self.replay.session, state)
         except Mismatch as problem:
             result.verdict = "mismatch"
             found = Deviation(start, "mismatch", EVIDENCE, None, str(problem), "its own digest", about)
@@ -295,7 +299,7 @@ def _explain_segment(
         return
     roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
     acceptance, replay.acceptance = replay.acceptance, None
-    far = _beyond_noise(replay.session, directory, state, result, roots[result.end])
+    far = beyond_noise(replay.session, directory, state, result, roots[result.end])
     _judge_segment(replay, directory, transcript, result, frames, roots[result.start], far)
     replay.acceptance = acceptance
     if result.verdict != "cannot_reproduce" and (
@@ -405,7 +409,7 @@ def noisy_data(first: Deviation) -> Deviation:
     )
 
 
-def _beyond_noise(
+def beyond_noise(
     session: Session, directory: RunDirectory, start: Mapping[str, Entry], result: SegmentResult, root: str
 ) -> str | None:
     """Return which tensor lies farther from the auditor's own than noise can carry it within this segment, None if none does."""
@@ -427,7 +431,7 @@ def accept(result: SegmentResult, excesses: Iterable[tuple[int, Excess]]) -> Non
         )
 
 
-def _load_or_refuse(session: Session, state: Mapping[str, Entry]) -> None:
+def load_or_refuse(session: Session, state: Mapping[str, Entry]) -> None:
     """Load a state that opens its commitment; that it does not fit the job is then the committing party's fault.
 
     Raises:

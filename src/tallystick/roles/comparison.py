@@ -14,12 +14,13 @@ from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.noise.calibration import REPEATS, calibrate
 from tallystick.execution.noise.measured import SiteNoise
+from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import is_noise_only, reach_of
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of
-from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.roles.audit_report import (
     BATCH_DIGEST,
@@ -203,15 +204,24 @@ def find_noisy_sites(
         for before in range(start, step):
             replay.follow(transcript.record(before), frames[before])
         declared = session.following_context(frames[step]).table
-        measure = partial(
-            calibrate, session, backward_of(session, replay.job), seed=session.seed + 1, to_excuse=True
-        )
+        return noisy_sites_of(session, backward_of(session, replay.job), declared)
+    except InvalidInput:
+        return []
+
+
+def noisy_sites_of(session: Session, backward: Backward, declared: GridTable) -> list[Deviation]:
+    """Return the same of the session's next step, whose passes are ``backward`` and whose bands those of ``declared``.
+
+    Raises:
+        InvalidInput: the step does not fit its data.
+    """
+    step = session.step
+    try:
+        measure = partial(calibrate, session, backward, seed=session.seed + 1, to_excuse=True)
         noises = measure(repeats=REPEATS).noise
         if not session.policy.autocast:
             often = measure(repeats=TO_EXCUSE).noise
             noises |= {place: noise for place, noise in often.items() if place[0] == Kind.GRADIENT}
-    except InvalidInput:
-        return []
     except Nondeterminism as problem:
         return [
             Deviation(
@@ -230,6 +240,11 @@ def find_noisy_sites(
         if grid is None:
             grid = SiteGrid(0, session.policy.decision_band[0], 0) if place[0] == Kind.DECISION else None
         if place[0] == Kind.STATE or grid is None or is_noise_only(grid):
+            continue
+        if place[0] == Kind.LOSS and session.policy.excuse * noise.largest >= noise.rms:  # its scale is, too
+            own, stated = f"noise {noise.largest:.3g} of {noise.rms:.3g}", "more than its noise"
+            noisy = Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated, "noise")
+            found.append((1.0, noisy))
             continue
         relative = _over_scales(noise, grid)
         if session.policy.excuse * relative > (band := reach_of(grid)):

@@ -5,27 +5,44 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
+
+import torch
+from torch import Tensor
 
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, OtherProgram, ProtocolViolation
 from tallystick.execution.program import verify_program
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state
-from tallystick.numerics.policy import policy_of
-from tallystick.roles.acceptance import Acceptance, Limits
+from tallystick.numerics.policy import Policy, policy_of
+from tallystick.roles.acceptance import Acceptance, Limits, copied
 from tallystick.roles.audit_report import (
+    ACCUSING,
     BEGINNING,
+    EVIDENCE,
+    About,
     AuditReport,
     Deviation,
     SegmentResult,
     VerdictName,
 )
-from tallystick.roles.auditor import accept, excuse_environment, find_contradictions, noisy_data
-from tallystick.roles.comparison import compare_end, compare_step
+from tallystick.roles.auditor import (
+    accept,
+    beyond_noise,
+    choose_segments,
+    excuse_environment,
+    find_contradictions,
+    load_or_refuse,
+    measured_before,
+    noisy_data,
+)
+from tallystick.roles.comparison import compare_end, compare_step, is_excused, noisy_sites_of
 from tallystick.roles.data_noise import has_floats
 from tallystick.roles.initial_state import (
     Built,
@@ -40,7 +57,8 @@ from tallystick.roles.replay import adopting, environment_differences, other_sit
 from tallystick.roles.run_writer import Progress
 from tallystick.run.documents import Specification
 from tallystick.run.program import in_words
-from tallystick.run.transcript import check_cursor
+from tallystick.run.sample import SegmentDraw
+from tallystick.run.transcript import Transcript, check_cursor, check_fingerprint
 from tallystick.store.files import RunDirectory
 
 FOLLOW_VARIABLE = "TALLYSTICK_FOLLOW"
@@ -81,6 +99,14 @@ class Follower(Loop[AuditReport]):
         limits: what is accepted of the log's freedom at most.
         ordered: what the program would have given to ``Recorder``, as far as that is known; a run that states another order is no
             match. What it does not say of policy, steps, seed, settings and data digest is the trainer's word.
+        steps: the first step that is followed and the one after the last, both where states are committed; all by default.
+            The others are passed over, and nobody is accused of what a program does after those.
+        sample: the segments that are followed, instead.
+
+    Raises:
+        InvalidInput: ``steps`` are not two committed states.
+        Mismatch: the sample is another run's.
+        OtherProgram: the run was recorded from another program.
     """
 
     def __init__(
@@ -90,8 +116,10 @@ class Follower(Loop[AuditReport]):
         program: str | os.PathLike[str] | None = None,
         limits: Limits | None = None,
         ordered: Mapping[str, Any] | None = None,
+        steps: tuple[int, int] | None = None,
+        sample: SegmentDraw | None = None,
     ) -> None:
-        self._directory = RunDirectory(Path(path))
+        self._directory = RunDirectory(Path(path).absolute())  # a program may go elsewhere
         self._transcript = self._directory.load_transcript()
         specification = self._transcript.specification
         super().__init__(
@@ -102,10 +130,16 @@ class Follower(Loop[AuditReport]):
             raise OtherProgram(
                 f"program {self._program.file}: the run was recorded from another one: {in_words(found)}"
             )
-        self.report = AuditReport(str(path), "program", self._transcript.root().hex(), phases=self.phases)
+        self.report = AuditReport(
+            str(path), "program", self._transcript.root().hex(), phases=self.phases, sample=sample
+        )
+        self._wanted = choose_segments(self._transcript, steps, sample)
+        self._followed = _with_measured(self._wanted, self._transcript, self._policy)
+        self._has_passed = self._is_passing = False
         self.report.environment = environment_differences(specification)
         self._acceptance = Acceptance(limits or Limits(), self.report.freedom, is_loop=True)
         self._segment, self._floats = SegmentResult(0, 0), True
+        self._noisy: list[Deviation] = []
         self._ordered = ordered
         self._own: Mapping[str, Entry] = {}
         self._built: Mapping[str, Built] = {}
@@ -126,7 +160,7 @@ class Follower(Loop[AuditReport]):
 
     @contextmanager
     def step(self, batch: Any) -> Generator[Any]:
-        """Bracket one step and compare it with its record."""
+        """Bracket one step and compare it with its record, or pass over it."""
         session, transcript = self.session, self._transcript
         number = session.step
         self.settle()
@@ -136,12 +170,58 @@ class Follower(Loop[AuditReport]):
             raise ProtocolViolation(f"follower: the run has {transcript.num_steps} steps, this is one more")
         if number == 0:
             self._begin()
+        if not self._is_followed(number):
+            self._has_passed = self._is_passing = True
+            with self._passing(batch) as placed:
+                yield placed
+            self.seal()
+            return
+        with self._followed_step(number, batch) as placed:
+            yield placed
+
+    def _is_followed(self, number: int) -> bool:
+        """Whether a step is to be followed; of the first one after others that were not, from the state committed before it."""
+        while self._followed and self._followed[0][1] <= number:
+            self._followed.pop(0)
+        if not self._followed or number < self._followed[0][0]:
+            return False
+        if self._is_passing:
+            self._is_passing = False
+            self._segment, self._floats, self._noisy = SegmentResult(number, number), True, []
+            if not self._take_up(number):
+                self._followed.pop(0)
+                return self._is_followed(number)
+        return True
+
+    def _take_up(self, number: int) -> bool:
+        """Begin a segment at the state committed before a step; False if the file is not that, which is then reported."""
+        about: About = "copied state"
+        try:
+            record = self._transcript.record(number - 1)
+            state = self._directory.load_committed(number, str(record.state_root))
+            about = "committed state"
+            check_fingerprint(record, state)
+            check_cursor(number, state)
+            load_or_refuse(self.session, state)
+        except Mismatch as problem:
+            found = Deviation(number, "mismatch", EVIDENCE, None, str(problem), "its own digest", about)
+            end = self._followed[0][1]
+            self.report.segments.append(SegmentResult(number, end, "mismatch", [found]))
+            self._is_passing = True
+            return False
+        self._acceptance.begin(self.session)
+        return True
+
+    @contextmanager
+    def _followed_step(self, number: int, batch: Any) -> Generator[Any]:
+        session, transcript = self.session, self._transcript
         record = transcript.record(number)
         frame = self._directory.load_frames(transcript, number, number + 1)[number]
         acceptance, again, clock = self._acceptance, self._probe(batch), time.perf_counter()
         is_traced = self._loss is None
         context = acceptance.follow(session, frame, again, later=is_traced)
         in_parts = None if is_traced else self._probe(batch, in_parts=True)
+        before = _Before.of(session)
         with (
             adopting(session, record),
             acceptance.watching(session, context, again, in_parts),
@@ -150,10 +230,14 @@ class Follower(Loop[AuditReport]):
             yield placed
         context.finish()
         self.phases.add("step", clock)
+        found = compare_step(record, self._outcome, context.violations)
+        if found and not self._segment.deviations:
+            with before.again(session, number), suppress(InvalidInput):
+                self._noisy = noisy_sites_of(session, again, context.table)
+        self._segment.deviations += found
         acceptance.count(session, context)
         session.settle(context)
         self.seal()
-        self._segment.deviations += compare_step(record, self._outcome, context.violations)
         self.latest = Progress(number, transcript.num_steps, self._outcome.loss, len(frame))
         self._floats = self._floats and has_floats(self._data)
         if record.state_root is not None:
@@ -179,12 +263,14 @@ class Follower(Loop[AuditReport]):
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps of the run have been taken."""
-        return self.session.step >= self._transcript.num_steps
+        """Whether all steps that are to be followed have been taken."""
+        return self.session.step >= self._wanted[-1][1]
 
     def note_more_steps(self) -> None:
-        """Take note that the program goes on where the run ends."""
+        """Take note that the program goes on where the run ends, if it was to be followed to there."""
         steps = self._transcript.num_steps
+        if self.session.step < steps:
+            return
         more = Deviation(
             max(steps - 1, 0),
             "cannot_reproduce",
@@ -202,23 +288,24 @@ class Follower(Loop[AuditReport]):
         self._program.name_variables()
         specification = self._transcript.specification
         state = self._directory.load_committed(0, specification.initial_state)
+        deviations = self._segment.deviations
         if (other_ones := other_sites(session, specification)) is not None:
-            self._segment.deviations.append(other_ones)
-        self._segment.deviations += _other_order(self._ordered, specification)
+            deviations.append(other_ones)
+        deviations += _other_order(self._ordered, specification)
         now = settings_of(session)
         if self._loss is None:
             self._built = built_of(session)
         other = find_other_setting({**self._own, **{name: now[name] for name in SETTINGS}}, state)
         if other is not None:
             kind: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
-            self._segment.deviations.append(
-                Deviation(0, kind, BEGINNING, None, "the job's own", other.text, "beginning")
-            )
+            deviations.append(Deviation(0, kind, BEGINNING, None, "the job's own", other.text, "beginning"))
         self.report.beginning = found = compare_beginning(self._built, state)
         if found.changed is not None:
-            self._segment.deviations.append(
+            deviations.append(
                 Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", found.changed, "beginning")
             )
+        if deviations and self._followed[0][0] > 0:
+            self.report.segments.append(SegmentResult(0, 0, deviations[0].kind, deviations))
         load_state(session, state)
         if self._loss is None:
             self._acceptance.begin(session)  # what is trained begins there
@@ -241,21 +328,44 @@ class Follower(Loop[AuditReport]):
             # everything after these may follow from them
             if segment.deviations[0].about in ("beginning", "job"):
                 segment.verdict = segment.deviations[0].kind
+            if segment.verdict in ACCUSING:
+                self._excuse_noise(segment)
+            if self._has_passed:
+                _excuse_what_was_passed(segment)
             with suppress(
                 InvalidInput, Mismatch
             ):  # what cannot be opened has been found; the own state goes on
                 load_state(session, self._directory.load_committed(segment.end, str(record.state_root)))
         else:
             accept(segment, excesses)
-        self.report.segments.append(segment)
+        is_wanted = (segment.start, segment.end) in self._wanted
+        if not is_wanted and segment.verdict in ("match", "not_accepted"):
+            self._acceptance.discard(
+                keeping=True
+            )  # it was followed to measure what the next one's bands come of
+        else:
+            self.report.segments.append(segment)
         self._acceptance.begin(session)
-        self._segment, self._floats = SegmentResult(segment.end, segment.end), True
+        self._segment, self._floats, self._noisy = SegmentResult(segment.end, segment.end), True, []
+
+    def _excuse_noise(self, segment: SegmentResult) -> None:
+        """Accuse nobody of what this machine's own noise can have done at the first step that differs, if it goes no farther."""
+        first = [each for each in segment.deviations if each.step == segment.first_step]
+        if not all(is_excused(each, self._noisy) for each in first):
+            return
+        session, transcript = self.session, self._transcript
+        starts = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
+        with suppress(InvalidInput, Mismatch):  # without the state that it began with nothing is excused
+            before = self._directory.load_committed(segment.start, starts[segment.start])
+            if beyond_noise(session, self._directory, before, segment, starts[segment.end]) is None:
+                segment.verdict = "cannot_reproduce"
+                segment.deviations[:0] = self._noisy
 
     def finish(self) -> AuditReport:
         """Remove the hooks and return the report; steps that were not taken leave it at ``cannot_reproduce``."""
         self._settle_last()
         self.session.close()
-        done, steps = self.session.step, self._transcript.num_steps
+        done, steps = self.session.step, self._wanted[-1][1]
         if done < steps:
             fewer = Deviation(done, "cannot_reproduce", ORDER, None, f"{done} steps", f"{steps} steps", "job")
             self._segment.deviations.append(fewer)
@@ -272,6 +382,58 @@ class Follower(Loop[AuditReport]):
             self.report.segments = [SegmentResult(0, steps, "cannot_reproduce", [cause])]
         self._result = self.report
         return self.report
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What a step's passes follow from, as it was before the step."""
+
+    weights: list[Tensor]
+    buffers: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, session: Session) -> _Before:
+        """Return copies of what the session has now."""
+        return cls(copied(session), {name: each.clone() for name, each in session.tensors.all_buffers()})
+
+    @contextmanager
+    def again(self, session: Session, step: int) -> Generator[None]:
+        """Inside, the session is before ``step``, but for what its optimizer keeps."""
+        now, done = _Before.of(session), session.step
+        try:
+            self._put(session, step)
+            yield
+        finally:
+            now._put(session, done)
+
+    def _put(self, session: Session, step: int) -> None:
+        session.step = step
+        with torch.no_grad():
+            for (_, p), value in zip(session.parameters, self.weights, strict=True):
+                p.data.copy_(value)  # no change that torch counts
+        session.tensors.put_back(self.buffers)
+
+
+def _with_measured(
+    wanted: Sequence[tuple[int, int]], transcript: Transcript, policy: Policy
+) -> list[tuple[int, int]]:
+    """Return the segments to follow: those wanted, and before each those from the calibration that its bands come of."""
+    borders = [checkpoint.steps_done for checkpoint in transcript.checkpoints()]
+    found = set(wanted)
+    for start, _ in wanted:
+        earlier = measured_before(transcript, policy, start)
+        if earlier is not None:
+            found |= set(pairwise(border for border in borders if earlier <= border <= start))
+    return sorted(found)
+
+
+def _excuse_what_was_passed(segment: SegmentResult) -> None:
+    """Accuse nobody of what follows steps that were passed over, unless a file alone shows it: the program may remember them."""
+    if segment.verdict in ACCUSING and not any(each.is_evidence for each in segment.deviations):
+        first = min(segment.deviations, key=lambda each: each.step)
+        why = f"{first.own[:20]}, after steps passed over; audit all to accuse"
+        segment.verdict = "cannot_reproduce"
+        segment.deviations.insert(0, replace(first, kind="cannot_reproduce", own=why))
 
 
 def _other_order(ordered: Mapping[str, Any] | None, specification: Specification) -> list[Deviation]:

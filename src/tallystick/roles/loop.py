@@ -19,6 +19,7 @@ from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.program import LocalProgram
 from tallystick.execution.program_watch import WATCH
 from tallystick.execution.rounding.context import RoundingContext
+from tallystick.execution.session.passed import PassedStep, PassingContext
 from tallystick.execution.session.session import Session
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch, split_batch
 from tallystick.numerics.policy import Policy
@@ -227,6 +228,18 @@ class Loop(ABC, Generic[Result]):
             opened.skipped,
             fingerprint,
         )
+
+    @contextmanager
+    def _passing(self, batch: Any) -> Generator[Any]:
+        """Bracket a step that is passed over: see ``PassedStep``."""
+        session = self.session
+        self._micro_batch, self._number = 0, session.step
+        with session.stepping(PassingContext(), form=PassedStep) as opened:
+            opened.open_capture(0)
+            yield None if batch is FROM_OPERATORS else session_batch(session, batch)
+            opened.close_capture()
+        self.latest = Progress(session.step, None, None, 0, is_passed=True)
+        session.step += 1
 
     @abstractmethod
     def seal(self) -> None:

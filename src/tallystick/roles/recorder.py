@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
+from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation, StoreError
 from tallystick.execution.noise.calibration import calibrate, repetitions_at
 from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.rounding.context import RecordingContext
@@ -44,12 +44,12 @@ from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.policy import Policy, find_policy
 from tallystick.roles.loop import FROM_OPERATORS, Loop, main_program
 from tallystick.roles.run_writer import Progress, RunWriter
+from tallystick.roles.taking_up import TakenUp, take_up
 from tallystick.roles.trainer import specification_of
-from tallystick.run.documents import JobRecord, RunStatement, Specification
+from tallystick.run.documents import UNANNOUNCED, JobRecord, RunStatement, Specification
 from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory
 
-MOST_STEPS = 1 << 40  # of a run that has not ended, whose program has not said
 MOST_MICRO_BATCHES = 1 << 20  # a loop of the user's own says with each step how many there were
 
 
@@ -70,6 +70,12 @@ class Recorder(Loop[RunStatement]):
         program: the source file that a stranger would run again; the main program by default.
         settings: arguments of that program, as text.
         dataset_digest: SHA-256 of the data, hexadecimal.
+        resume: whether to go on with an interrupted run of the same order: its steps are passed over, but those of its last
+            segment, which are repeated and must be what was recorded.
+
+    Raises:
+        StoreError: the directory holds something, or there is nothing to resume.
+        InvalidInput: numbers out of range, or a run that is damaged; it is as it was.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class Recorder(Loop[RunStatement]):
         program: str | os.PathLike[str] | None = None,
         settings: Mapping[str, str] | None = None,
         dataset_digest: str | None = None,
+        resume: bool = False,
     ) -> None:
         super().__init__(
             policy
@@ -106,11 +113,19 @@ class Recorder(Loop[RunStatement]):
         self._program = main_program(program)
         self._settings = dict(settings or {})
         self._dataset = dataset_digest
-        self._directory = RunDirectory(Path(path))
+        self._directory = RunDirectory(Path(path).absolute())  # a program may go elsewhere
+        if resume and not self._directory.path.is_dir():
+            raise StoreError(f"{self._directory.path}: there is no run to resume")
         held = ExitStack()
         held.enter_context(self._directory.writing())
         self._release = weakref.finalize(self, held.close)
-        self._directory.create()
+        try:
+            self._taken_up = take_up(self._directory, self._program) if resume else None
+            if not resume:
+                self._directory.create()
+        except BaseException:
+            self._release()
+            raise
         self._writer: RunWriter | None = None
         self._left: tuple[list[int], int] | None = None
 
@@ -124,9 +139,31 @@ class Recorder(Loop[RunStatement]):
         Raises:
             ProtocolViolation: more steps than announced, or a step without ``backward``.
             Nondeterminism: something that no other machine could repeat, by name; weights edited since the step before.
+            InvalidInput: of a run that is resumed: it is another order's, or the program takes another way now.
         """
+        session, taken_up = self.session, self._taken_up
+        if taken_up is not None and session.step == 0:
+            taken_up.verify_beginning(session, self._specification)
+        if taken_up is None or session.step >= taken_up.done:
+            with self._recorded(batch) as placed:
+                yield placed
+            return
+        self._program.go_on()
+        if session.step < taken_up.last_segment:
+            with self._passing(batch) as placed:
+                yield placed
+            return
+        with taken_up.following(session), self._bracket(taken_up.context, batch) as placed:
+            yield placed
+        taken_up.verify(session, self._outcome)
+        self.latest = Progress(session.step - 1, self._steps, None, 0, is_passed=True)
+
+    @contextmanager
+    def _recorded(self, batch: Any) -> Generator[Any]:
         session, writer = self.session, self._writer
         assert writer is not None
+        if self._taken_up is not None and writer.specification is None:
+            self._taken_up.go_on(session, writer, self._specification)
         if self._steps is not None and session.step >= self._steps:
             raise ProtocolViolation(f"recorder: {self._steps} steps were announced, this is one more")
         if session.step % self._every == 0:
@@ -138,9 +175,9 @@ class Recorder(Loop[RunStatement]):
         self._number = number
         self._program.go_on()
         if self._loss is not None:
-            if session.is_calibration_step(number):
+            if session.is_calibration_step(number) and not self._has_begun(number):
                 self._calibrate(batch, before)
-            if number == 0:
+            if number == 0 and not self._has_begun(number):
                 before = session.table
                 self._begin_writing(writer)
         context = session.recording_context(before)
@@ -164,6 +201,10 @@ class Recorder(Loop[RunStatement]):
         self._later = functools.partial(writer.write_step, number, self._outcome, frame, is_verified=True)
         if batch is not FROM_OPERATORS:
             self.settle()
+
+    def _has_begun(self, step: int) -> bool:
+        """Whether a step is the first, and the run's first state with its grids is committed already."""
+        return step == 0 and self._writer is not None and self._writer.specification is not None
 
     def seal(self) -> None:
         """Hold what the program has read and executed by now against what is committed to; after the last step it may do more.
@@ -205,7 +246,7 @@ class Recorder(Loop[RunStatement]):
         """
         self.settle()
         session, step = self.session, self.session.step
-        is_due = session.is_calibration_step(step)
+        is_due = session.is_calibration_step(step) and not self._has_begun(step)
         outgrown = frozenset[int]() if is_due else session.outgrown()
         if not is_due and not outgrown:
             return
@@ -236,11 +277,16 @@ class Recorder(Loop[RunStatement]):
         return specification_of(
             self.session,
             job=JobRecord(program.main, program.digest(), self._settings, self._dataset, program),
-            steps=MOST_STEPS if self._steps is None else self._steps,
+            steps=UNANNOUNCED if self._steps is None else self._steps,
             checkpoint_every=self._every,
             accumulation=MOST_MICRO_BATCHES,
             initial_state=root,
         )
+
+    @property
+    def notices(self) -> list[str]:
+        """What somebody should know of a run that is resumed: steps that are computed again, another machine."""
+        return [] if self._taken_up is None else self._taken_up.notices
 
     @property
     def checkpoint_every(self) -> int:
@@ -256,6 +302,8 @@ class Recorder(Loop[RunStatement]):
         session, writer = self.session, self._writer
         assert writer is not None
         try:
+            if self._taken_up is not None and writer.specification is None:
+                self._end_taken_up(self._taken_up, writer)
             if self._steps is None:
                 self._end_here(writer)
             self._settle_last()
@@ -270,6 +318,18 @@ class Recorder(Loop[RunStatement]):
         finally:
             session.close()
             self._release()
+
+    def _end_taken_up(self, taken_up: TakenUp, writer: RunWriter) -> None:
+        """Take up a run of which the program has taken no further step.
+
+        Raises:
+            ProtocolViolation: it has taken fewer than were recorded.
+        """
+        if self.session.step < taken_up.done:
+            raise ProtocolViolation(
+                f"--resume: the program ended after {self.session.step} steps, {taken_up.done} are recorded; the run is as it was"
+            )
+        taken_up.go_on(self.session, writer, self._specification)
 
     def _end_here(self, writer: RunWriter) -> None:
         """End a run whose steps nobody announced after the last one; or, if its state is gone, at the last that is committed."""

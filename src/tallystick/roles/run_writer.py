@@ -35,12 +35,21 @@ APART = (
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress display needs after each step; ``steps`` is None where nobody knows how many there will be."""
+    """What a progress display needs after each step.
+
+    Attributes:
+        step: the one that was done.
+        steps: how many there will be; None where nobody knows.
+        loss: of the step.
+        log_bytes: of its log.
+        is_passed: whether the step was passed over.
+    """
 
     step: int
     steps: int | None
     loss: float | None
     log_bytes: int
+    is_passed: bool = False
 
 
 @dataclass

@@ -37,6 +37,7 @@ STATEMENT_LIMIT = 2**12  # bytes
 NO_FILES = Program()
 SITE_KINDS = ("decision", "loss", "gradient", "state", "buffer", "activation", "activation_gradient")
 FINGERPRINT_BYTES = 8
+UNANNOUNCED = 1 << 40  # steps of a run that has not ended, whose program has not said
 
 ScheduledValue = tuple[Whole, str, str | bool | int | None]
 

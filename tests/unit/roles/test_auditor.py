@@ -208,13 +208,18 @@ def test_before_somebody_is_accused_of_a_gradient_a_step_is_repeated_often_enoug
     places = [(Kind.GRADIENT, 0), (Kind.LOSS, 0)]
     table = GridTable({at: site_grid(policy, at[0], -10, np.zeros(1, dtype=np.int64)) for at in places})
     session: Any = SimpleNamespace(
-        policy=policy, seed=1, following_context=lambda frame: SimpleNamespace(table=table), site_name=str
+        policy=policy,
+        seed=1,
+        step=3,
+        following_context=lambda frame: SimpleNamespace(table=table),
+        site_name=str,
     )
     for name in ("load_state", "backward_of"):
         monkeypatch.setattr(comparison, name, lambda *given: None)
 
     def calibrate(*given: object, repeats: int, **more: object) -> Calibration:
-        noise = SiteNoise(1.0 if repeats >= 12 else 0.0, np.zeros(1, dtype=np.int64), 1.0, 1.0)
+        relative = 1.0 if repeats >= 12 else 0.0
+        noise = SiteNoise(relative, np.zeros(1, dtype=np.int64), 1.0, relative)
         return Calibration(dict.fromkeys(places, noise))
 
     monkeypatch.setattr(comparison, "calibrate", calibrate)
@@ -235,6 +240,22 @@ def test_a_loss_that_is_noisy_excuses_no_state() -> None:
     assert is_excused(replace(state, subject="loss", about="loss"), [loss])
 
 
+def test_a_loss_that_is_nothing_but_noise_is_nobodys_whatever_its_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run that begins at its optimum: zero here, 4e-13 there, and bands of when it was measured far above both."""
+    place = (Kind.LOSS, 0)
+    table = GridTable({place: site_grid(FP32, Kind.LOSS, -20, np.zeros(1, dtype=np.int64))})
+    session: Any = SimpleNamespace(policy=FP32, seed=1, step=4, site_name=lambda place: "loss")
+    for rms, noisy in ((0.0, True), (2.0**-41, True), (2.0**-39, False)):
+        noise = SiteNoise(2.0**-41, np.zeros(1, dtype=np.int64), rms, 2.0**-41)
+        monkeypatch.setattr(
+            comparison, "calibrate", lambda *given, noise=noise, **more: Calibration({place: noise})
+        )
+        found = comparison.noisy_sites_of(session, lambda context: None, table)
+        assert [each.subject for each in found] == (["loss"] if noisy else [])
+
+
 def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under fp32 twice what is measured here is taken for possible, docs/adr/0025."""
     place, band = (Kind.GRADIENT, 0), 2.0**-10
@@ -242,6 +263,7 @@ def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyP
     session: Any = SimpleNamespace(
         policy=FP32,
         seed=1,
+        step=3,
         following_context=lambda frame: SimpleNamespace(table=table),
         site_name=lambda place: "gradient w",
     )

@@ -156,7 +156,7 @@ def audit(
     wanted = _Wanted(segment, drawn, Limits(*accepted), out, signing, effort, sampled.is_checked, device)
     check_device(device)
     if program:
-        refuse_with_program(job=job, steps=steps, claim=claim, sample=sample, device=device != "cpu")
+        refuse_with_program(job=job, claim=claim, device=device != "cpu")
         return _audit_program(program, directory, chosen, wanted, as_json=as_json)
     repetition = _Repetition(directory, choose_source(job, stated), chosen, device)
     if claim is not None:
@@ -242,8 +242,9 @@ def _audit_program(
 
     def begin() -> Follower:
         follower = Follower(
-            directory.path, limits=wanted.limits, ordered={"settings": {ARGUMENTS: arguments_of(arguments)}}
-        )
+            directory.path, limits=wanted.limits, ordered={"settings": {ARGUMENTS: arguments_of(arguments)}},
+            steps=wanted.segment, sample=wanted.drawn,
+        )  # fmt: skip
         follower.has_jitter, follower.report.profile = profile.jitter, str(profile)
         return follower
 

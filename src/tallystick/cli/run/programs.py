@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> A
     from tallystick.roles.attached import wanting
 
     is_module, name, arguments = _parsed(command)
-    before = list(sys.argv), list(sys.path), sys.modules["__main__"]
+    before, here = (list(sys.argv), list(sys.path), sys.modules["__main__"]), Path.cwd()
     sys.path.insert(0, str(Path.cwd() if is_module else Path(name).resolve().parent))
     try:
         main, code = _load(name, is_module=is_module)
@@ -94,6 +95,7 @@ def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> A
         raise
     finally:
         sys.argv[:], sys.path[:], sys.modules["__main__"] = before
+        os.chdir(here)
     return wanted.attached
 
 

@@ -36,6 +36,7 @@ from tallystick.fleet.provenance.transcripts import Lineage
 from tallystick.numerics.policy import Policy, find_policy
 from tallystick.reports.run import read_run
 from tallystick.run.calibration import CalibrationChoice
+from tallystick.run.documents import UNANNOUNCED
 from tallystick.store.files import RunDirectory
 
 if TYPE_CHECKING:
@@ -102,11 +103,11 @@ def record(
     rounding, choice = _policy_of(policy, bands, recalibrate_every, optimizer_arithmetic, b_r, tau)
     if len(job) > 1:
         refuse_with_program(
-            set=setting, steps=steps, resume=resume, chip=chip, b_r=b_r, tau=tau, bands=bands,
+            set=setting, steps=steps, chip=chip, b_r=b_r, tau=tau, bands=bands,
             device=None if device == "cpu" else device,
         )  # fmt: skip
         return _record_program(
-            job, RunDirectory(run), rounding, seed, checkpoint_every, chosen, as_json=as_json
+            job, RunDirectory(run), rounding, seed, checkpoint_every, chosen, resume=resume, as_json=as_json
         )
     settings = parse_settings(setting or [])
     check_device(device)
@@ -136,13 +137,12 @@ def record(
 
 
 @contextmanager
-def _telling_what_is_kept(directory: RunDirectory, *, goes_on: bool = True) -> Generator[None]:
+def _telling_what_is_kept(directory: RunDirectory) -> Generator[None]:
     """Inside, an interrupt says what is there of the run, and ends the command."""
     try:
         yield
     except KeyboardInterrupt:
-        unfinished = f"{directory.path} is unfinished; a program begins anew, in another directory"
-        say(f"interrupted: {_kept(directory) if goes_on else unfinished}")
+        say(f"interrupted: {_kept(directory)}")
         raise typer.Exit(130) from None
 
 
@@ -160,6 +160,7 @@ def _record_program(
     checkpoint_every: int,
     profile: Profile,
     *,
+    resume: bool,
     as_json: bool,
 ) -> int:
     """Record what a program attaches."""
@@ -171,12 +172,14 @@ def _record_program(
     def begin() -> Recorder:
         recorder = Recorder(
             directory.path, policy=policy, steps=None, seed=seed, checkpoint_every=checkpoint_every,
-            settings={ARGUMENTS: arguments_of(arguments)},
+            settings={ARGUMENTS: arguments_of(arguments)}, resume=resume,
         )  # fmt: skip
+        for text in recorder.notices:
+            _warn(f"--resume: {text}")
         recorder.has_jitter = profile.jitter
         return recorder
 
-    with StepDisplay("record") as display, _telling_what_is_kept(directory, goes_on=False):
+    with StepDisplay("record") as display, _telling_what_is_kept(directory):
         attached = run_program(command, ProgramRun(begin, display), quiet=as_json)
     return _report(directory, display, attached.phases, as_json=as_json)
 
@@ -237,7 +240,9 @@ def _kept(directory: RunDirectory) -> str:
     except TallyError:
         return f"{directory.path} holds no step yet; the same command with --resume starts over in it"
     done = transcript.checkpoints()[-1].steps_done
+    announced = transcript.specification.steps
+    of_all = f" of {announced}" if announced < UNANNOUNCED else ""
     return (
-        f"{directory.path} holds {transcript.num_steps} of {transcript.specification.steps} steps, "
+        f"{directory.path} holds {transcript.num_steps}{of_all} steps, "
         f"the last committed state is after {done}; the same command with --resume goes on from there"
     )

@@ -27,6 +27,7 @@ from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import held_grids
 from tallystick.execution.rounding.leaves import LeafSites
 from tallystick.execution.session.arithmetic import Arithmetic
+from tallystick.execution.session.hooks import Hook
 from tallystick.execution.session.parameters import TrainedParameters
 from tallystick.execution.session.setup import refuse_what_cannot_repeat
 from tallystick.execution.session.sites import SiteSpec, list_sites
@@ -138,8 +139,8 @@ class Session:
             self.listeners,
         )  # fmt: skip
         self._handles = [
-            self.optimizer.register_step_pre_hook(self._before_optimizer),
-            self.optimizer.register_step_post_hook(lambda *_: self._after_optimizer()),
+            self.optimizer.register_step_pre_hook(Hook(self._before_optimizer)),
+            self.optimizer.register_step_post_hook(Hook(lambda *_: self._after_optimizer())),
         ]
 
     def close(self) -> None:
@@ -298,7 +299,12 @@ class Session:
 
     @contextmanager
     def stepping(
-        self, context: RoundingContext, *, probing: bool = False, trace: PassTrace | None = None
+        self,
+        context: RoundingContext,
+        *,
+        probing: bool = False,
+        trace: PassTrace | None = None,
+        form: type[OpenStep] = OpenStep,
     ) -> Generator[OpenStep]:
         """Be inside step ``self.step``; the flags of ``repeatable`` hold throughout.
 
@@ -306,13 +312,14 @@ class Session:
             context: records, follows or measures.
             probing: whether the step's noise is being measured.
             trace: where the step's operators are written down, if they are.
+            form: what becomes of it.
 
         Raises:
             ProtocolViolation: a step is open already.
         """
         if self._open is not None:
             raise ProtocolViolation(f"step {self.step}: a step is already open")
-        opened = self._open = OpenStep(
+        opened = self._open = form(
             self._prepared, self.step, context, self.arithmetic, self._random, self.table,
             probing=probing, trace=trace,
         )  # fmt: skip
