@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import torch
 from tallystick.cli.main import main
 from tallystick.cli.run.programs import run_program
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
+from tallystick.execution.session.hooks import Hook
 from tallystick.roles.attached import ProgramRun
 from tallystick.store.files import RunDirectory
 
@@ -244,7 +247,9 @@ def test_what_is_no_training_script_is_refused_in_words(
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize("option", [("--steps", "4"), ("--set", "a=b"), ("--resume",), ("--device", "cuda")])
+@pytest.mark.parametrize(
+    "option", [("--steps", "4"), ("--set", "a=b"), ("--chip", "c"), ("--device", "cuda")]
+)
 def test_options_of_jobs_are_refused_with_a_script(
     option: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -344,3 +349,39 @@ def test_gradients_stay_after_a_step_and_must_be_gone_before_the_next(
     assert torch.allclose(own, recorded, rtol=1e-3, atol=1e-5)
     code, report, _ = tally(capsys, "audit", run, "--profile", "jitter", *command, seen[1])
     assert (code, report["verdict"]) == (0, "match")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "copy.deepcopy(model)",
+        "torch.save(model, io.BytesIO())",
+        "copy.deepcopy(optimizer)",
+        "averaged = torch.optim.swa_utils.AveragedModel(model)",
+        "warnings.simplefilter('ignore'); torch.jit.trace(model, inputs[:2])",
+        "os.chdir('/')",
+    ],
+)
+def test_what_is_done_with_a_model_between_steps_is_no_part_of_its_run(
+    line: str,
+    recorded: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy has none of the hooks that stand on a model, and a run stays where it was begun."""
+    program = tmp_path / "program.py"
+    text = SPIRALS.read_text().replace("    model.eval()\n", f"    model.eval()\n    {line}\n")
+    program.write_text(text.replace("import argparse\n", "import argparse, copy, io, os, warnings\n"))
+    monkeypatch.chdir(tmp_path)
+    code, run, _ = tally(capsys, "record", "--policy", "fp32", "--run", "own", "--", "python", "program.py")
+    assert (code, run.get("steps"), Path.cwd()) == (0, STEPS, tmp_path), run
+    own, other = (RunDirectory(path).load_transcript() for path in (tmp_path / "own", recorded))
+    assert [own.record(step) for step in range(STEPS)] == [other.record(step) for step in range(STEPS)]
+    assert tally(capsys, "audit", "own", "--", "python", "program.py")[1]["verdict"] == "match"
+
+
+def test_a_copied_models_hooks_call_nothing() -> None:
+    hook = Hook(lambda: 7)
+    again = pickle.loads(pickle.dumps(hook))  # noqa: S301 # own bytes
+    assert (hook(), again(1, x=2), copy.deepcopy(hook)()) == (7, None, None)

@@ -87,6 +87,10 @@ def _blaming(what: str, session: Session, dtype: torch.dtype) -> Generator[None]
         if PACKAGE in Path(raised).parents and PACKAGE / "jobs" not in Path(raised).parents:
             raise
         text, hint = f"{type(problem).__name__}: {problem}", ""
+        if (operator := str(problem).partition(" does not have a deterministic implementation"))[1]:
+            raise JobFailed(
+                f"job: {what}: torch has no way to compute {operator[0]} that gives the same twice; use another operator"
+            ) from problem
         if "dtype" in text or "scalar type" in text:
             cast = ", and torch.float64 where noise is measured" if dtype == torch.float32 else ""
             cast += ", layers under autocast in torch.bfloat16" if session.policy.autocast else ""
@@ -116,7 +120,8 @@ def forward_backward(session: Session, job: Job, batch: Batch, context: Rounding
                 raise InvalidInput(f"job: loss must be one number, got shape {list(loss.shape)}")
             if not loss.requires_grad:
                 raise InvalidInput(
-                    "job: loss depends on no parameter by way of gradients; has it a comparison, argmax, detach or no_grad?"
+                    f"job: step {session.step}: loss depends on no parameter by way of gradients; has it a comparison, argmax, "
+                    "detach or no_grad?"
                 )
             with _blaming(f"step {session.step}: the backward pass", session, session.arithmetic.compute):
                 opened.backward(loss)
@@ -190,8 +195,10 @@ def batch_bytes(batch: Batch) -> bytes:
 
 def _parts(value: Any, where: str) -> Iterator[bytes]:
     if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.is_complex():
-            raise InvalidInput(f"{where}: sparse and complex tensors have no digest")
+        if value.layout != torch.strided or value.is_nested or value.is_complex():
+            raise InvalidInput(
+                f"{where}: sparse, nested and complex tensors have no digest; use to_dense, to_padded_tensor, view_as_real"
+            )
         plain = value.detach().cpu().contiguous()
         data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
         head = canonical_json([str(plain.dtype).removeprefix("torch."), list(plain.shape)])
@@ -205,6 +212,8 @@ def _parts(value: Any, where: str) -> Iterator[bytes]:
         yield frame(BATCH_TAG, where.encode(), str(len(value)).encode())
         for index, item in enumerate(value):
             yield from _parts(item, f"{where}[{index}]")
+    elif isinstance(value, int) and not -(2**63) < value < 2**63:
+        raise InvalidInput(f"{where}: the whole number {value} has more than 63 bits; use a tensor or a text")
     elif value is None or isinstance(value, (bool, int, str)):
         yield frame(BATCH_TAG, where.encode(), canonical_json(value))
     elif isinstance(value, float):

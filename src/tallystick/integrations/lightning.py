@@ -28,14 +28,14 @@ class TallystickLightningCallback(Callback):
     """Attaches a module's parameters, its optimizer and schedule when training begins, and ends the run when it ends.
 
     Args:
-        smooth: operators outside the table that the model declares continuous (``"mylib::op"``).
+        smooth, resumable: as for ``tallystick.attach``.
 
     Attributes:
         run: the handle, once training has begun.
     """
 
-    def __init__(self, *, smooth: tuple[str, ...] = ()) -> None:
-        self._smooth = smooth
+    def __init__(self, *, smooth: tuple[str, ...] = (), resumable: bool = False) -> None:
+        self._given: dict[str, Any] = {"smooth": smooth, "resumable": resumable}
         self.run: Attached | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -55,7 +55,7 @@ class TallystickLightningCallback(Callback):
             )
         schedules = [each.scheduler for each in trainer.lr_scheduler_configs]
         self.run = attach_plain(
-            pl_module, trainer.optimizers[0], schedules[0] if schedules else None, smooth=self._smooth
+            pl_module, trainer.optimizers[0], schedules[0] if schedules else None, **self._given
         )
 
     def on_train_batch_start(

@@ -23,14 +23,14 @@ class TallystickCallback(TrainerCallback):
     """Attaches the Trainer's model, optimizer and schedule when training begins, and ends the run when it ends.
 
     Args:
-        smooth: operators outside the table that the model declares continuous (``"mylib::op"``).
+        smooth, resumable: as for ``tallystick.attach``.
 
     Attributes:
         run: the handle, once training has begun.
     """
 
-    def __init__(self, *, smooth: tuple[str, ...] = ()) -> None:
-        self._smooth = smooth
+    def __init__(self, *, smooth: tuple[str, ...] = (), resumable: bool = False) -> None:
+        self._given: dict[str, Any] = {"smooth": smooth, "resumable": resumable}
         self.run: Attached | None = None
 
     def on_train_begin(
@@ -47,7 +47,7 @@ class TallystickCallback(TrainerCallback):
                 f"TrainingArguments: bf16={args.bf16}, fp16={args.fp16}: leave them out; tally record --policy bf16 has "
                 "an autocast of its own"
             )
-        self.run = attach(given["model"], given["optimizer"], given.get("lr_scheduler"), smooth=self._smooth)
+        self.run = attach(given["model"], given["optimizer"], given.get("lr_scheduler"), **self._given)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any

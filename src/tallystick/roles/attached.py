@@ -84,6 +84,7 @@ def attach(
     extra: Mapping[str, nn.Module] | None = None,
     follows_up: bool = False,
     smooth: Collection[str] = (),
+    resumable: bool = False,
 ) -> Attached:
     """Have a training script recorded, or followed, or neither, as its environment says, and return the handle.
 
@@ -94,6 +95,8 @@ def attach(
         extra: further modules whose tensors are part of the state (an averaged copy, say).
         follows_up: whether the script changes averages or other slow values after the optimizer, in ``handle.follow_up()``.
         smooth: operators outside the table that the script declares continuous (``"mylib::op"``).
+        resumable: whether nothing that the script keeps of what it computes, but its state, decides what it does later: then an
+            interrupted run goes on without its steps being repeated (``Recorder.prepare``).
 
     Raises:
         ProtocolViolation: the program has attached something already.
@@ -114,7 +117,15 @@ def attach(
     if loop is not None:
         attached.listen()  # before the loop does: its own hooks come after these
         try:
-            loop.prepare(model, optimizer, scheduler, extra=extra, follows_up=follows_up, smooth=smooth)
+            loop.prepare(
+                model,
+                optimizer,
+                scheduler,
+                extra=extra,
+                follows_up=follows_up,
+                smooth=smooth,
+                resumable=resumable,
+            )
             loop.session.widen()  # what the script hands to its loss is float32, whatever the model is
         except BaseException:
             attached.abandon()

@@ -47,6 +47,7 @@ class Loop(ABC, Generic[Result]):
         self._session: Session | None = None
         self._loss: Loss | None = None
         self._micro_batch, self._number = 0, 0
+        self._is_resumable = False
         self._carries = False  # gradients of a step that the optimizer did not take
         self._traced: TracedStep | None = None
         self._data: Any = None
@@ -116,6 +117,7 @@ class Loop(ABC, Generic[Result]):
         extra: Mapping[str, nn.Module] | None = None,
         follows_up: bool = False,
         smooth: Collection[str] = (),
+        resumable: bool = False,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Convert ``model`` to the policy's precision, put hooks on ``optimizer`` and return both, the same objects.
 
@@ -131,6 +133,9 @@ class Loop(ABC, Generic[Result]):
             extra: further modules whose tensors are part of the state.
             follows_up: whether the loop changes averages or other slow values after the optimizer, in ``follow_up``.
             smooth: operators outside the table that the loop declares continuous (``"mylib::op"``).
+            resumable: whether nothing that the program keeps of what it computes, but its state, decides what it does later: no
+                early stopping, no running loss that weighs another. Then an interrupted run of it goes on without its steps
+                being repeated.
 
         Raises:
             Nondeterminism: something that no other machine could repeat, by name.
@@ -142,7 +147,7 @@ class Loop(ABC, Generic[Result]):
             jitter=Jitter(20241, fewest=0) if self.has_jitter else None,
         )  # fmt: skip
         session.prepare()
-        self._session, self._loss = session, loss
+        self._session, self._loss, self._is_resumable = session, loss, resumable
         self._begin_with(session)
         return model, optimizer
 

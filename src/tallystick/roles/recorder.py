@@ -70,8 +70,8 @@ class Recorder(Loop[RunStatement]):
         program: the source file that a stranger would run again; the main program by default.
         settings: arguments of that program, as text.
         dataset_digest: SHA-256 of the data, hexadecimal.
-        resume: whether to go on with an interrupted run of the same order: its steps are passed over, but those of its last
-            segment, which are repeated and must be what was recorded.
+        resume: whether to go on with an interrupted run of the same order: its steps are repeated and must be what was recorded;
+            of a program that is ``resumable`` (``prepare``) those of its last segment.
 
     Raises:
         StoreError: the directory holds something, or there is nothing to resume.
@@ -143,13 +143,14 @@ class Recorder(Loop[RunStatement]):
         """
         session, taken_up = self.session, self._taken_up
         if taken_up is not None and session.step == 0:
+            taken_up.passes = self._is_resumable
             taken_up.verify_beginning(session, self._specification)
         if taken_up is None or session.step >= taken_up.done:
             with self._recorded(batch) as placed:
                 yield placed
             return
         self._program.go_on()
-        if session.step < taken_up.last_segment:
+        if session.step < taken_up.first_repeated:
             with self._passing(batch) as placed:
                 yield placed
             return

@@ -1,8 +1,8 @@
 """An interrupted recording of a program gone on with.
 
-A program cannot be begun in its middle: it runs from its beginning, and its recorded steps are passed over. What it keeps of
-them in variables of its own may be something else then. So the last recorded segment is repeated from its committed state and
-log, and has to give every byte that was recorded.
+A program cannot be begun in its middle: it runs from its beginning, and its recorded steps are repeated from the log, each of
+which has to give every byte that was recorded. One that declares that it keeps nothing of what it computes but its state has them
+passed over, except for the last segment.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class TakenUp:
         kept: what there is of the run.
         stated: its specification; of a run that ended between two segments, as if it went on.
         notices: what somebody should know.
+        passes: whether the program declares that it keeps nothing of what it computes.
     """
 
     directory: RunDirectory
@@ -49,6 +50,7 @@ class TakenUp:
     kept: Resumption
     stated: Specification
     notices: list[str] = field(default_factory=list[str])
+    passes: bool = False
     _frames: dict[int, bytes] = field(default_factory=dict[int, bytes])
     _context: FollowingContext | None = None
 
@@ -58,10 +60,10 @@ class TakenUp:
         return self.kept.done
 
     @property
-    def last_segment(self) -> int:
-        """The first step of the last segment that stays."""
+    def first_repeated(self) -> int:
+        """The first step that is repeated: of the last segment that stays, or of all."""
         every = self.stated.checkpoint_every
-        return max(self.done - 1, 0) // every * every
+        return max(self.done - 1, 0) // every * every if self.passes else 0
 
     @property
     def context(self) -> FollowingContext:
@@ -95,12 +97,13 @@ class TakenUp:
     @contextmanager
     def following(self, session: Session) -> Generator[None]:
         """Be where the session's next step follows its log; of the first one, from the state committed before it."""
-        step = session.step
-        if step == self.last_segment:
+        step, every = session.step, self.stated.checkpoint_every
+        if step == self.first_repeated:
             root = self.stated.initial_state if not step else str(self.kept.records[step - 1].state_root)
             load_state(session, self.directory.load_committed(step, root))
-            transcript = Transcript(self.stated, self.kept.records)
-            self._frames = self.directory.load_frames(transcript, step, self.done)
+        if step not in self._frames:
+            transcript, end = Transcript(self.stated, self.kept.records), min(step + every, self.done)
+            self._frames = self.directory.load_frames(transcript, step, end)
         self._context = session.following_context(self._frames[step])
         with adopting(session, self.kept.records[step]):
             yield
@@ -117,8 +120,8 @@ class TakenUp:
         found = compare_step(self.kept.records[session.step - 1], outcome, context.violations)
         if found:
             raise InvalidInput(
-                f"--resume: {found[0]}: after the steps passed over, the program takes another way than it did, or this machine "
-                "cannot repeat it; record it anew, into another directory"
+                f"--resume: {found[0]}: the program takes another way than it did, or this machine cannot repeat it; "
+                "record it anew, into another directory"
             )
 
     def go_on(self, session: Session, writer: RunWriter, specified: Specified) -> None:

@@ -75,3 +75,18 @@ def test_a_loss_or_a_hook_that_raises_is_named_with_its_step(record_run: Any) ->
 
     with pytest.raises(JobFailed, match="job: step 0: the backward pass raised ZeroDivisionError"):
         record_run(hooked, "fp32", 2)
+
+
+def test_an_operator_that_torch_cannot_repeat_and_a_loss_without_gradients_are_named(record_run: Any) -> None:
+    """The text that torch has says to turn a switch off that nobody but this package turned on."""
+
+    def unpooled(model: nn.Module, batch: Any) -> torch.Tensor:
+        pooled, where = F.max_pool1d(model(batch[0])[None], 2, return_indices=True)
+        return F.max_unpool1d(pooled, where, 2).square().mean()
+
+    with pytest.raises(
+        JobFailed, match=r"step 0: loss: torch has no way to compute max_unpool\S* that gives the same"
+    ):
+        record_run(lambda: job_of(nn.Linear(2, 2), loss=unpooled), "fp32", 2)
+    with pytest.raises(InvalidInput, match="job: step 0: loss depends on no parameter"):
+        record_run(lambda: job_of(nn.Linear(2, 2), loss=lambda m, b: b[0].sum()), "fp32", 2)

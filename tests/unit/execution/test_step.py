@@ -75,8 +75,9 @@ def test_the_layout_and_the_kind_of_sequence_do_not_matter() -> None:
     [
         ({1: X}, "keys must be strings, got 1"),
         ((X, object()), r"batch\[1\]: a object has no digest"),
-        ({"deep": [X.to_sparse()]}, r"batch\.deep\[0\]: sparse and complex tensors have no digest"),
-        (X.to(torch.complex64), "batch: sparse and complex"),
+        ({"deep": [X.to_sparse()]}, r"batch\.deep\[0\]: sparse, nested and complex tensors have no digest"),
+        ({"big": 2**70}, r"batch\.big: the whole number 1180591620717411303424 has more than 63 bits"),
+        (X.to(torch.complex64), "batch: sparse, nested and complex"),
     ],
 )
 def test_a_batch_that_cannot_be_named_is_refused(batch: Any, reason: str) -> None:

@@ -61,9 +61,12 @@ class PassedStep(OpenStep):
     def before_optimizer(self) -> None:
         """Take the gradients away, so that the optimizer leaves everything as it is."""
         self.close_capture()
-        for _, p in self.session.state.trained.named:
+        self._zeros = [(p, p.grad) for _, p in self.session.state.trained.named]
+        for p, _ in self._zeros:
             p.grad = None
         self.skipped = False
 
     def after_optimizer(self) -> None:
-        """Nothing was written."""
+        """Put them back."""
+        for p, gradient in self._zeros:
+            p.grad = gradient

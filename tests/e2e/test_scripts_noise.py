@@ -1,0 +1,95 @@
+"""Noise above the bands in a script that is followed: nobody is accused of it, and no gross forgery passes for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tallystick.cli.main import main
+from tallystick.commit.state import Entry
+from tallystick.store.files import RunDirectory
+from tallystick.testing.cheats import forge_state
+
+SHORT_BATCHES = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+import tallystick
+
+torch.manual_seed(0)
+draw = torch.Generator().manual_seed(5)
+inputs, labels = torch.randint(0, 256, (17, 300), generator=draw) / 256, torch.randint(0, 3, (17,), generator=draw)
+model = nn.Sequential(
+    nn.Linear(300, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+tallystick.attach(model, optimizer)
+for epoch in range(3):
+    for k in range(0, 17, 5):  # the last batch of an epoch has two rows, whose normalised values cancel in the gradient
+        F.cross_entropy(model(inputs[k : k + 5]), labels[k : k + 5]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+AT_ITS_OPTIMUM = """
+import torch
+import tallystick
+
+torch.manual_seed(0)
+model = torch.nn.Linear(5, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+truth = torch.nn.Linear(5, 1)
+truth.load_state_dict(model.state_dict())
+draw = torch.Generator().manual_seed(1)
+tallystick.attach(model, optimizer)
+for _ in range(12):
+    x = torch.randint(-128, 128, (6, 5), generator=draw) / 64
+    (model(x) - truth(x).detach()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def audited(path: Path, script: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, str]]:
+    capsys.readouterr()
+    given = ["--profile", "jitter", "--json", "--", "python", str(script)]
+    code = main(["audit", str(path), *given])
+    report = json.loads(capsys.readouterr().out)
+    return code, {"verdict": report["verdict"], **{k: str(v) for k, v in (report["first"] or {}).items()}}
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_noise_that_bands_of_another_batch_do_not_cover_accuses_nobody(
+    forged: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, run = tmp_path / "train.py", RunDirectory(tmp_path / "run")
+    script.write_text(SHORT_BATCHES)
+    options = ["--policy", "fp32", "--checkpoint-every", "6", "--run", str(run.path)]
+    assert main(["record", *options, "--", "python", str(script)]) == 0
+    if forged:  # the same noise excuses no final state that lies eight times as far away as training goes
+        entries = dict(run.load_checkpoint(12))
+        name = "model/6.weight"
+        weights = np.frombuffer(entries[name].data, dtype="<f4") * np.float32(30.0)
+        entries[name] = Entry(name, "F32", entries[name].shape, weights.tobytes())
+        forge_state(run, 12, entries)
+    code, found = audited(run.path, script, capsys)
+    if forged:
+        assert (code, found["verdict"]) in ((1, "mismatch"), (1, "log_violation")), found
+    else:
+        assert (code, found["verdict"], found["subject"]) == (3, "cannot_reproduce", "gradient 0.weight"), (
+            found
+        )
+        assert found["own"].startswith("noise ") and found["stated"].startswith("band ")
+
+
+def test_a_script_that_begins_at_its_optimum_is_not_accused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its losses are zero here, and last bits elsewhere."""
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(AT_ITS_OPTIMUM)
+    assert main(["record", "--policy", "fp32", "--run", str(run), "--", "python", str(script)]) == 0
+    code, found = audited(run, script, capsys)
+    assert code in (0, 3), found
