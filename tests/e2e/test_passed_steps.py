@@ -62,7 +62,7 @@ def test_a_script_that_is_gone_on_with_records_every_byte_that_it_would_have(
 ) -> None:
     code, whole, _ = tally("record", "--run", "whole", program=program)
     assert code == 0 and (
-        whole["steps"] == STEPS or "--stops" in program and stops[0] < whole["steps"] < STEPS
+        whole["steps"] == STEPS or ("--stops" in program and stops[0] < whole["steps"] < STEPS)
     )
     said = interrupt(tally, stops[0], "run", program=program)
     assert (

@@ -268,6 +268,8 @@ class Attached:
             self._close()
             if not self._is_over():
                 self._open()
+            else:
+                self._loop.keep()  # what follows is none of the run's steps
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         assert self._loop is not None

@@ -19,7 +19,7 @@ from tallystick.execution.job import JobSource
 from tallystick.execution.noise.freedom import Excess
 from tallystick.execution.program import verify_program
 from tallystick.execution.session.session import Session
-from tallystick.execution.snapshot import copied_state, load_state, state_entries
+from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.numerics.policy import Policy, is_measured_step
 from tallystick.roles.acceptance import Acceptance, Limits, copied
 from tallystick.roles.audit_report import (
@@ -299,8 +299,8 @@ def _explain_segment(
         return
     roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
     acceptance, replay.acceptance = replay.acceptance, None
-    far = beyond_noise(replay.session, directory, state, result, roots[result.end])
-    _judge_segment(replay, directory, transcript, result, frames, roots[result.start], far)
+    own = copied_state(replay.session) if replay.session.step == result.end else None
+    _judge_segment(replay, directory, transcript, result, frames, roots, own)
     replay.acceptance = acceptance
     if result.verdict != "cannot_reproduce" and (
         unsteady := _find_unsteady(replay, directory, result, state)
@@ -410,16 +410,17 @@ def noisy_data(first: Deviation) -> Deviation:
 
 
 def beyond_noise(
-    session: Session, directory: RunDirectory, start: Mapping[str, Entry], result: SegmentResult, root: str
+    before: Mapping[str, Entry], own: Mapping[str, Entry], directory: RunDirectory, end: int, root: str
 ) -> str | None:
-    """Return which tensor lies farther from the auditor's own than noise can carry it within this segment, None if none does."""
-    if session.step != result.end:
-        return None
+    """Return which tensor of the state after ``end`` steps lies farther from the auditor's ``own`` than noise can carry it.
+
+    None if none does. ``before`` is the state before the first step that differs: up to there no noise has carried anything.
+    """
     try:
-        stated = directory.load_committed(result.end, root)
+        stated = directory.load_committed(end, root)
     except (InvalidInput, Mismatch):
         return None
-    return farther_than_trained(start, {entry.name: entry for entry in state_entries(session)}, stated)
+    return farther_than_trained(before, own, stated)
 
 
 def accept(result: SegmentResult, excesses: Iterable[tuple[int, Excess]]) -> None:
@@ -449,17 +450,19 @@ def _judge_segment(
     transcript: Transcript,
     result: SegmentResult,
     frames: Mapping[int, bytes],
-    root: str,
-    far: str | None,
+    roots: Mapping[int, str],
+    own: Mapping[str, Entry] | None,
 ) -> None:
     """Name the segment's verdict, having asked first whether this machine's own noise is to blame.
 
-    It is not for ``far``, a tensor that lies farther from the auditor's own than noise carries it.
+    It is not for a tensor that lies farther from the auditor's ``own``, at the segment's end, than noise carries it.
     """
-    step = result.first_step
+    step, session = result.first_step, replay.session
     assert step is not None
-    state = directory.load_committed(result.start, root)
+    state = directory.load_committed(result.start, roots[result.start])
     noisy = find_noisy_sites(replay, transcript, result.start, step, frames, state)
+    before = copied_state(session) if session.step == step else state
+    far = None if own is None else beyond_noise(before, own, directory, result.end, roots[result.end])
     at_first = [deviation for deviation in result.deviations if deviation.step == step]
     if far is None and all(is_excused(deviation, noisy) for deviation in at_first):
         result.verdict = "cannot_reproduce"

@@ -19,7 +19,8 @@ from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, OtherProgram, ProtocolViolation
 from tallystick.execution.program import verify_program
 from tallystick.execution.session.session import Session
-from tallystick.execution.snapshot import load_state
+from tallystick.execution.snapshot import copied as copied_entry
+from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.numerics.policy import Policy, policy_of
 from tallystick.roles.acceptance import Acceptance, Limits, copied
 from tallystick.roles.audit_report import (
@@ -45,6 +46,7 @@ from tallystick.roles.auditor import (
 from tallystick.roles.comparison import compare_end, compare_step, is_excused, noisy_sites_of
 from tallystick.roles.data_noise import has_floats
 from tallystick.roles.initial_state import (
+    MODULES,
     Built,
     built_of,
     compare_beginning,
@@ -140,6 +142,7 @@ class Follower(Loop[AuditReport]):
         self._acceptance = Acceptance(limits or Limits(), self.report.freedom, is_loop=True)
         self._segment, self._floats = SegmentResult(0, 0), True
         self._noisy: list[Deviation] = []
+        self._differing: dict[str, Entry] = {}
         self._ordered = ordered
         self._own: Mapping[str, Entry] = {}
         self._built: Mapping[str, Built] = {}
@@ -233,6 +236,7 @@ class Follower(Loop[AuditReport]):
         found = compare_step(record, self._outcome, context.violations)
         if found and not self._segment.deviations:
             with before.again(session, number), suppress(InvalidInput):
+                self._differing = _entries_of(session)
                 self._noisy = noisy_sites_of(session, again, context.table)
         self._segment.deviations += found
         acceptance.count(session, context)
@@ -319,19 +323,7 @@ class Follower(Loop[AuditReport]):
         excesses = self._acceptance.end(session)
         if segment.deviations:
             self._acceptance.discard()
-            first = [d for d in segment.deviations if d.step == segment.first_step]
-            segment.verdict = "log_violation" if any(d.kind == "log_violation" for d in first) else "mismatch"
-            if self._floats and all(each.about == "data" for each in segment.deviations):
-                # Every loss and state is the trainer's: as in an audit, such digests accuse nobody.
-                segment.deviations.insert(0, noisy_data(segment.deviations[0]))
-                segment.verdict = "cannot_reproduce"
-            # everything after these may follow from them
-            if segment.deviations[0].about in ("beginning", "job"):
-                segment.verdict = segment.deviations[0].kind
-            if segment.verdict in ACCUSING:
-                self._excuse_noise(segment)
-            if self._has_passed:
-                _excuse_what_was_passed(segment)
+            self._blame(segment)
             with suppress(
                 InvalidInput, Mismatch
             ):  # what cannot be opened has been found; the own state goes on
@@ -348,6 +340,22 @@ class Follower(Loop[AuditReport]):
         self._acceptance.begin(session)
         self._segment, self._floats, self._noisy = SegmentResult(segment.end, segment.end), True, []
 
+    def _blame(self, segment: SegmentResult) -> None:
+        """Name the verdict on a segment in which something differs."""
+        first = [d for d in segment.deviations if d.step == segment.first_step]
+        segment.verdict = "log_violation" if any(d.kind == "log_violation" for d in first) else "mismatch"
+        if self._floats and all(each.about == "data" for each in segment.deviations):
+            # Every loss and state is the trainer's: as in an audit, such digests accuse nobody.
+            segment.deviations.insert(0, noisy_data(segment.deviations[0]))
+            segment.verdict = "cannot_reproduce"
+        # everything after these may follow from them
+        if segment.deviations[0].about in ("beginning", "job"):
+            segment.verdict = segment.deviations[0].kind
+        if segment.verdict in ACCUSING:
+            self._excuse_noise(segment)
+        if self._has_passed:
+            _excuse_what_was_passed(segment)
+
     def _excuse_noise(self, segment: SegmentResult) -> None:
         """Accuse nobody of what this machine's own noise can have done at the first step that differs, if it goes no farther."""
         first = [each for each in segment.deviations if each.step == segment.first_step]
@@ -356,8 +364,16 @@ class Follower(Loop[AuditReport]):
         session, transcript = self.session, self._transcript
         starts = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
         with suppress(InvalidInput, Mismatch):  # without the state that it began with nothing is excused
-            before = self._directory.load_committed(segment.start, starts[segment.start])
-            if beyond_noise(session, self._directory, before, segment, starts[segment.end]) is None:
+            start = self._directory.load_committed(segment.start, starts[segment.start])
+            own = {entry.name: entry for entry in state_entries(session)}
+            before = {**start, **self._differing}
+            is_whole = (
+                session.step == segment.end
+            )  # of a program that ended before, nobody knows where it would have come
+            if (
+                not is_whole
+                or beyond_noise(before, own, self._directory, segment.end, starts[segment.end]) is None
+            ):
                 segment.verdict = "cannot_reproduce"
                 segment.deviations[:0] = self._noisy
 
@@ -368,10 +384,11 @@ class Follower(Loop[AuditReport]):
         done, steps = self.session.step, self._wanted[-1][1]
         if done < steps:
             fewer = Deviation(done, "cannot_reproduce", ORDER, None, f"{done} steps", f"{steps} steps", "job")
-            self._segment.deviations.append(fewer)
-            self.report.segments.append(
-                SegmentResult(self._segment.start, steps, "cannot_reproduce", self._segment.deviations)
-            )
+            segment = self._segment
+            segment.end, segment.deviations = steps, [*segment.deviations, fewer]
+            segment.deviations += find_contradictions(self._directory, self._transcript, steps, segment)
+            self._blame(segment)
+            self.report.segments.append(segment)
         stated = self._transcript.specification.job.program
         try:
             if not self._program.is_paused:
@@ -412,6 +429,13 @@ class _Before:
             for (_, p), value in zip(session.parameters, self.weights, strict=True):
                 p.data.copy_(value)  # no change that torch counts
         session.tensors.put_back(self.buffers)
+
+
+def _entries_of(session: Session) -> dict[str, Entry]:
+    """Return copies of model and further modules as the session has them, by entry name."""
+    return {
+        entry.name: copied_entry(entry) for entry in state_entries(session) if entry.name.startswith(MODULES)
+    }
 
 
 def _with_measured(

@@ -59,6 +59,7 @@ class RecordedTrace:
         self.ledger, self.suspected = ledger, suspected
         self._roots = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
         self._repeated: dict[int, bytes] = {}
+        self._lost: set[int] = set()
         self.held: dict[int, HeldState] = {}
         self.traces = False
         self.traced: StepTrace | None = None
@@ -135,11 +136,26 @@ class RecordedTrace:
             try:
                 state = self.directory.load_held(index, self._roots[index].hex())
             except (InvalidInput, Mismatch):
-                return None
-            if not self._is_kept(index):
-                return state
+                state = self._made_again(index)
+                if state is None:
+                    return None
+            else:
+                if not self._is_kept(index):
+                    return state
             self.held[index] = state
         return self.held[index]
+
+    def _made_again(self, index: int) -> HeldState | None:
+        """Return the state of a checkpoint whose file is lost, repeated from the one before; None if that is another one."""
+        start = max((done for done in self._roots if done < index), default=None)
+        if start is None or index in self._lost:
+            return None
+        if self._load(start) and all(self._follow(step) for step in range(start, index)):
+            state = hold(copied_state(self.replay.session).values())
+            if state.root == self._roots[index]:
+                return state
+        self._lost.add(index)
+        return None
 
     def _follow(self, step: int) -> bool:
         """Repeat one step under this party's own log; whether it ends where the party's record says."""

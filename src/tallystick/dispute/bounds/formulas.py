@@ -183,11 +183,13 @@ def exact_sum(*parts: Floats) -> float:
 
 def products(a: Floats, b: Floats) -> tuple[float, float]:
     """Return the sum of a * b, exact but for one rounding, and the sum of the magnitudes."""
-    return exact_sum(*two_product(a, b)), float(np.abs(a * b).sum())
+    with np.errstate(all="ignore"):  # what is no number then is judged by nobody
+        return exact_sum(*two_product(a, b)), float(np.abs(a * b).sum())
 
 
 def triple_products(a: Floats, b: Floats, c: Floats) -> tuple[Floats, Floats]:
     """Return a * b * c as pairs, relative error about 2**-100."""
-    p, low = two_product(a, b)
-    q, rest = two_product(p, c)
-    return q, rest + low * c
+    with np.errstate(all="ignore"):
+        p, low = two_product(a, b)
+        q, rest = two_product(p, c)
+        return q, rest + low * c
