@@ -12,14 +12,19 @@ from hypothesis import strategies as st
 
 from tallystick.commit.tensors import TensorDigest
 from tallystick.dispute.bounds.formulas import (
+    MARGIN,
     OWN_UNIT,
+    STATED,
+    STATED_MAGNITUDE,
     Point,
     Sum,
     exact_sum,
     gamma,
+    is_false,
     is_right_partial,
     is_within,
     products,
+    readings_of,
     tolerance,
     triple_products,
     two_product,
@@ -252,3 +257,71 @@ def test_a_partial_sum_is_right_to_its_last_bits_and_an_infinity_is_no_number() 
     for bits, right in ((-52, True), (-49, False)):
         assert is_right_partial((1.0 + 2.0**bits, 1.0), (1.0, 1.0)) == right
     assert not is_within(math.inf, Point(1.0, math.inf), "F64")  # whatever a bound without end allows
+    assert is_right_partial((1.0, 1.0 + 2.0**-31), (1.0, 1.0))
+    assert not is_right_partial((1.0, 1.0 + 2.0**-29), (1.0, 1.0))
+
+
+def test_partial_sums_of_what_are_no_numbers_are_right_if_they_are_none() -> None:
+    for found in ((math.nan, 1.0), (math.inf, math.inf), (1.0, math.inf)):
+        assert is_right_partial(found, found)
+        assert is_right_partial((math.nan, math.nan), found)
+        assert not is_right_partial((1.0, 1.0), found)
+    assert not is_right_partial((math.nan, 1.0), (1.0, 1.0))
+    for odd in ([math.inf, -math.inf], [math.nan, 1.0], [1e308] * 3):
+        assert math.isnan(exact_sum(np.array(odd)))
+    assert exact_sum(np.array([math.inf, 1.0])) == math.inf
+
+
+LONG = Sum(
+    1000,
+    lambda low, high: (float(sum((-1) ** n for n in range(low, high))), float(high - low)),
+    lambda total, magnitude: Point(total, 1003.0 * magnitude),
+)
+
+
+def edge_of(point: Point) -> float:
+    """Return how far an auditor that objects beyond it is safe."""
+    return (1.0 + MARGIN[0]) * tolerance(point, "F64") + MARGIN[1] * abs(point.value)
+
+
+@pytest.mark.parametrize("towards", [1.0, -1.0])
+def test_an_auditor_objects_beyond_all_that_right_partial_sums_can_excuse(towards: float) -> None:
+    low, own, high = readings_of(LONG)
+    plain = towards * (1.0 + 2.0**-40) * tolerance(own, "F64")
+    share = 0.999 * towards * STATED, 1.0 + 0.999 * STATED_MAGNITUDE
+    shifted = [(p + share[0] * q, share[1] * q) for p, q in LONG.partials()]
+
+    assert all(map(is_right_partial, shifted, LONG.partials()))
+    assert not is_within(plain, LONG.total(LONG.partials()), "F64")  # it is false, by the sums as they are
+    assert is_within(plain, LONG.total(shifted), "F64")  # and the trainer clears itself of it
+    assert not is_false(plain, (low, own, high), "F64")
+    last = high if towards > 0.0 else low
+    for factor, beyond in ((1.0 - 2.0**-40, False), (1.0 + 2.0**-40, True)):
+        assert is_false(last.value + towards * factor * edge_of(last), (low, own, high), "F64") == beyond
+
+
+def test_no_right_partial_sums_clear_what_an_auditor_objects_to() -> None:
+    rng, points = np.random.default_rng(4), readings_of(LONG)
+    least = points[2].value + edge_of(points[2]) * (1.0 + 2.0**-40)
+    assert is_false(least, points, "F64")
+    for _ in range(50):
+        p, q = rng.choice([-1.0, 1.0], (2, LONG.num_blocks))
+        stated = [
+            (own + STATED * size * up, size + STATED_MAGNITUDE * size * more)
+            for (own, size), up, more in zip(LONG.partials(), p, q, strict=True)
+        ]
+        assert all(map(is_right_partial, stated, LONG.partials()))
+        assert not is_within(least, LONG.total(stated), "F64")
+
+
+def test_a_short_sum_and_a_number_have_one_reading_and_a_margin() -> None:
+    short = Sum(64, LONG.block, LONG.finish)
+    assert readings_of(short) == (short.total(short.partials()),)
+    point = Point(0.0, 10.0)
+    assert readings_of(point) == (point,)
+    for bits, beyond in ((-17, False), (-15, True)):
+        assert is_false((1.0 + 2.0**bits) * tolerance(point, "F32"), (point,), "F32") == beyond
+    for bits, beyond in ((-50, False), (-49, True)):
+        assert is_false(1.0 + 2.0**bits, (Point(1.0),), "F64") == beyond
+    assert not is_false(1.0, (Point(1.0, exact=True),), "F64")
+    assert is_false(math.nextafter(1.0, 2.0), (Point(1.0, exact=True),), "F64")
