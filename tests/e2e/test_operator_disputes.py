@@ -15,6 +15,8 @@ import pytest
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import chunk_size, digest_of
+from tallystick.dispute.bounds.formulas import UNIT
+from tallystick.dispute.bounds.operands import stored_at
 from tallystick.dispute.bounds.steps import StepFacts
 from tallystick.dispute.exchange import MOST_PARTS
 from tallystick.dispute.objections import Objection
@@ -32,7 +34,7 @@ from tallystick.roles.operator_trainer import TrainerSide, nodes_of
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import CHEATS, forge
+from tallystick.testing.cheats import CHEATS, claim_path, forge, honest_defence
 
 AT = 7
 SETTINGS = {
@@ -41,8 +43,13 @@ SETTINGS = {
 }
 
 
+ODD = str(Path(__file__).parent / "honest_jobs" / "odd_numbers.py")
+
+
 def order(job: str, policy: str, steps: int) -> Order:
-    return Order(find_source(job), SETTINGS[job], find_policy(policy), steps=steps, checkpoint_every=5)
+    return Order(
+        find_source(job), SETTINGS.get(job, {}), find_policy(policy), steps=steps, checkpoint_every=5
+    )
 
 
 def test_a_trainer_who_cannot_open_its_claim_loses_at_the_end_of_its_list(tmp_path: Path) -> None:
@@ -169,6 +176,51 @@ def test_no_accusation_of_an_honest_operator_holds_even_under_other_arithmetic(h
     assert judged > 150
 
 
+@pytest.fixture(scope="module", params=["fp32", "fp64"])
+def odd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HonestStep]:
+    step = HonestStep(ODD, request.param, tmp_path_factory.mktemp("odd") / "run", jitter=True)
+    yield step
+    step.close()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_no_operator_on_odd_numbers_convicts_an_honest_trainer(odd: HonestStep) -> None:
+    """Of what no rule covers, or what not every machine has, the judge says nothing: the whole step is repeated then."""
+    rng, judged = random.Random(5), {"sound": 0, "unknown": 0}
+    assert odd.side.trace.incomplete is None
+    for at, op in enumerate(odd.side.trace.operators):
+        if op.name in (BATCH, END):
+            continue
+        for output, element in elements(op, rng, 9 if op.phase == "forward" else 1):
+            fault, reason = odd.rule(odd.side, at, Accusation(output, element))
+            assert fault != "faulty", reason
+            judged[fault] += 1
+    assert judged["sound"] > 600
+    assert odd.objection(odd.side) is None
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_one_false_element_among_odd_numbers_convicts(odd: HonestStep) -> None:
+    """Whole numbers, truths, and a product of ordinary numbers."""
+    rng, seen = random.Random(5), set[tuple[str, str]]()
+    for at, op in enumerate(odd.side.trace.operators):
+        if op.name in (BATCH, STORE) or not op.outputs or not op.name.startswith("aten::"):
+            continue
+        dtype = op.outputs[0].tensor.dtype
+        if (op.name, dtype) in seen or (dtype in UNIT and op.name != "aten::addmm"):
+            continue
+        accusation = Accusation(0, rng.randrange(op.outputs[0].view.numel))
+        if odd.rule(odd.side, at, accusation)[0] == "unknown":
+            continue
+        side = lied(odd, at, 0, accusation.element, 0.25)
+        fault, reason = odd.rule(side, at, accusation)
+        assert fault == "faulty", f"{op}: {reason}"
+        assert odd.objection(side) == Objection(at, 0, accusation.element), str(op)
+        seen.add((op.name, dtype))
+    assert {dtype for _, dtype in seen} >= {"I64", "I32", "I16", "U8", "BOOL"}
+    assert any(name == "aten::addmm" for name, _ in seen)
+
+
 def test_an_auditor_asks_for_no_more_results_at_once_than_a_question_may_bring(honest: HonestStep) -> None:
     seen = honest.examination(honest.side)
     while isinstance(found := seen.next(honest.facts), Wanted):
@@ -226,20 +278,11 @@ def test_an_honest_auditor_objects_to_no_honest_list_and_its_own_bits_do_differ(
     assert len(seen.suspects) > 20  # the control: operator by operator the two machines are not bit-equal
 
 
-def lied(honest: HonestStep, at: int, output: int, element: int, factor: float) -> TrainerSide:
-    """Return the honest list with one element of one result changed by ``factor`` of the result's size."""
-    from tallystick.dispute.bounds.operands import stored_at
-
+def with_result(honest: HonestStep, at: int, output: int, data: np.ndarray) -> TrainerSide:
+    """Return the honest list with one result replaced."""
     trace = copy(honest.side.trace)
     trace.operators, trace.values = list(trace.operators), dict(trace.values)
     op = trace.operators[at]
-    data = trace.array((at, output)).copy()
-    position = stored_at(op.outputs[output].view, element)
-    if data.dtype.kind == "f":
-        largest = float(np.abs(data[np.isfinite(data)]).max(initial=1.0))
-        data[position] = largest * factor + (data[position] if np.isfinite(data[position]) else 0.0)
-    else:
-        data[position] ^= 1
     trace.values[(at, output)] = replace(trace.values[(at, output)], data=data, hashes=None)
     tensor = op.outputs[output].tensor
     outputs = list(op.outputs)
@@ -248,6 +291,37 @@ def lied(honest: HonestStep, at: int, output: int, element: int, factor: float) 
     )
     trace.operators[at] = replace(op, outputs=tuple(outputs))
     return TrainerSide(trace, honest.base, honest.agreed)
+
+
+def lied(honest: HonestStep, at: int, output: int, element: int, factor: float) -> TrainerSide:
+    """Return the honest list with one element of one result changed by ``factor`` of the result's size."""
+    data = honest.side.trace.array((at, output)).copy()
+    position = stored_at(honest.side.trace.operators[at].outputs[output].view, element)
+    if data.dtype.kind == "f":
+        largest = float(np.abs(data[np.isfinite(data)]).max(initial=1.0))
+        data[position] = largest * factor + (data[position] if np.isfinite(data[position]) else 0.0)
+    else:
+        data[position] ^= 1
+    return with_result(honest, at, output, data)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_is_not_finite_is_looked_at_before_what_differs_by_a_last_bit(honest: HonestStep) -> None:
+    """A trainer that moves the first element by a last bit hides no infinity behind it, nor ends an auditor's program."""
+    for name in ("aten::addmm", "aten::mm"):
+        at = next(at for at, op in enumerate(honest.side.trace.operators) if op.name == name)
+        for odd in (np.inf, np.nan):
+            data = honest.side.trace.array((at, 0)).copy()
+            data[0] = np.nextafter(data[0], data.dtype.type(1e3))
+            data[3::2], data[4::2] = odd, -odd
+            side = with_result(honest, at, 0, data)
+
+            objection = honest.objection(side)
+
+            assert (objection is not None and (objection.index, objection.output)) == (at, 0)
+            assert objection is not None
+            assert stored_at(honest.side.trace.operators[at].outputs[0].view, objection.element) == 3
+            assert honest.rule(side, at, Accusation(0, objection.element))[0] == "faulty"
 
 
 def test_one_false_element_of_any_operator_is_found_and_convicts(honest: HonestStep) -> None:
@@ -382,3 +456,50 @@ def test_an_optimizer_outside_the_table_falls_back_to_the_step_and_says_so(tmp_p
     assert result.operator is not None
     assert result.operator.loser is None
     assert "general arithmetic" in str(result.operator.fields()["fallback"])
+
+
+IN_MEMORY = """
+import torch
+from tallystick.jobs import digits
+
+
+def build(settings):
+    job = digits.build({{"width": "4", "batch": "8"}})
+    job.model.register_buffer("held", {})
+    return job
+"""
+
+
+@pytest.mark.parametrize(
+    ("buffer", "is_complete"),
+    [
+        ("torch.arange(6).reshape(3, 2)", True),
+        ("torch.arange(6).reshape(3, 2).t()", False),
+        ("torch.arange(6)[:3]", False),
+        ("torch.arange(6)[::2]", False),
+    ],
+    ids=["in rows", "in columns", "part of more", "every other"],
+)
+def test_a_state_that_lies_otherwise_in_memory_than_in_its_file_has_no_list(
+    buffer: str, is_complete: bool, tmp_path: Path
+) -> None:
+    """A view's strides are those of memory; the entry's elements would be read at other places."""
+    (tmp_path / "job.py").write_text(IN_MEMORY.format(buffer))
+    step = HonestStep(str(tmp_path / "job.py"), "fp32", tmp_path / "run", jitter=False)
+    step.close()
+    assert (step.side.trace.incomplete is None) == is_complete
+    if buffer.endswith(".t()"):
+        assert "model/buffer/held lies in memory otherwise" in str(step.side.trace.incomplete)
+
+
+def test_an_honest_trainer_of_such_a_state_is_not_convicted(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(IN_MEMORY.format("torch.arange(6).reshape(3, 2).t()"))
+    source, run = find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "run")
+    CHEATS["lying_auditor"](1).run(Order(source, {}, find_policy("fp32"), steps=2, checkpoint_every=2), run)
+
+    result = dispute(
+        run, claim_path(run), source, defence=honest_defence(source), objection=Objection(0, 0, 1)
+    )
+
+    assert result.loser == "auditor", result.reason
+    assert result.operator is None or result.operator.loser is None
