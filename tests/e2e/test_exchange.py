@@ -20,7 +20,15 @@ from tallystick.cli.main import main
 from tallystick.cli.run.disputing import _Hand  # pyright: ignore[reportPrivateUsage]
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import EntrySummary, StateSummary
-from tallystick.dispute.exchange import Answer, Posting, Question, encode_answer, unable
+from tallystick.dispute.exchange import (
+    ANSWER_LIMIT,
+    HEAD_LIMIT,
+    Answer,
+    Posting,
+    Question,
+    encode_answer,
+    unable,
+)
 from tallystick.dispute.moves import move_fields
 from tallystick.dispute.operator_game import Committed
 from tallystick.dispute.operator_list import hash_of
@@ -33,8 +41,9 @@ from tallystick.numerics.policy import find_policy
 from tallystick.roles import operator_dispute, parties, signed_before
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute, respondent
-from tallystick.roles.seats import Seat
+from tallystick.roles.seats import Seat, nbytes_of_name
 from tallystick.roles.trainer import Order, record
+from tallystick.run.transcript import Transcript
 from tallystick.signing.dsse import parse_envelope
 from tallystick.signing.keys import SigningKey, ed25519_key
 from tallystick.store.docket import POLL_SECONDS
@@ -658,7 +667,60 @@ def test_a_state_larger_than_the_job_could_have_is_one_that_its_party_cannot_ope
     )
     seat = Seat(Giving(), "trainer", RunDirectory(runs / "trainer-run").load_transcript(), {}, 1000, 1 << 10)
     seat.claims[3] = huge.root()
-    assert seat.summary_at(3) == "the state's names have 1212 characters, at most 1024 are taken"
+    assert seat.summary_at(3) == "the state's names have 1218 bytes, at most 1024 are taken"
+
+
+def test_names_are_counted_as_the_next_question_states_them(runs: Path) -> None:
+    """A letter may take twelve bytes there; what a seat takes makes no question that a party does not read."""
+
+    class Giving:
+        deadline = "no deadline"
+
+        def ask(
+            self, questions: Mapping[Party, Question], read: Callable[[Party, Answer], Any]
+        ) -> dict[Party, Any]:
+            return {party: read(party, Answer({}, (state.encode(),))) for party in questions}
+
+    transcript = RunDirectory(runs / "trainer-run").load_transcript()
+    names = [f"{number:04}" + "\U0001f600" * 200 for number in range(HEAD_LIMIT // 2 // 2407)]
+    state = StateSummary(tuple(EntrySummary(name, "U8", (1,), 1, b"\1" * 32) for name in names))
+    size = len(json.dumps(names).replace(" ", "")) - 1
+    assert sum(map(nbytes_of_name, names)) == size
+    for most, taken in ((size, True), (size - 1, False)):
+        seat = Seat(Giving(), "trainer", transcript, {}, 1 << 30, most)
+        seat.claims[3] = state.root()
+        assert isinstance(seat.summary_at(3), StateSummary) == taken
+    body = {"index": 3, "names": names}
+    question = Question("trainer", "entries", body, (), len(names))
+    assert HEAD_LIMIT // 2 - 2407 < size <= HEAD_LIMIT // 2
+    posting = Posting(bytes(32), bytes(32), bytes(32), bytes(32), "0" * 64, 1 << 20, question, 1 << 40)
+    head, *_ = posting.encode(REFEREE)
+    assert HEAD_LIMIT // 2 < len(head) <= HEAD_LIMIT
+
+
+def test_nobody_is_asked_for_a_log_that_is_longer_than_any_answer(runs: Path) -> None:
+    """Its length is the trainer's to state, and a referee that cannot ask for it would judge nobody."""
+    transcript = RunDirectory(runs / "trainer-run").load_transcript()
+    asked: list[int] = []
+
+    class Noting:
+        deadline = "no deadline"
+
+        def ask(
+            self, questions: Mapping[Party, Question], read: Callable[[Party, Answer], Any]
+        ) -> dict[Party, Any]:
+            asked.extend(question.most for question in questions.values())
+            return {party: read(party, unable("it is lost")) for party in questions}
+
+    for size, reason in (
+        (ANSWER_LIMIT, "it is lost"),
+        (ANSWER_LIMIT + 1, f"at most {ANSWER_LIMIT} are taken"),
+    ):
+        records = (replace(transcript.record(0), log_bytes=size), *transcript.records[1:])
+        seat = Seat(Noting(), "trainer", Transcript(transcript.specification, records), {}, 1000, 1000)
+        with pytest.raises(InvalidInput, match=reason):
+            seat.frame(0)
+    assert asked == [ANSWER_LIMIT]
 
 
 class Processes:
