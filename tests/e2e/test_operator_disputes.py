@@ -15,6 +15,7 @@ import pytest
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import chunk_size, digest_of
+from tallystick.dispute import rulings
 from tallystick.dispute.bounds.formulas import UNIT
 from tallystick.dispute.bounds.operands import stored_at
 from tallystick.dispute.bounds.steps import StepFacts
@@ -26,6 +27,7 @@ from tallystick.dispute.rulings import Accusation, rule_on_operator
 from tallystick.execution.job import find_source
 from tallystick.execution.snapshot import copied, load_state, state_entries
 from tallystick.numerics.policy import find_policy
+from tallystick.roles import parties
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.operator_examination import Examination, Wanted, end_root
@@ -503,3 +505,30 @@ def test_an_honest_trainer_of_such_a_state_is_not_convicted(tmp_path: Path) -> N
 
     assert result.loser == "auditor", result.reason
     assert result.operator is None or result.operator.loser is None
+
+
+@pytest.mark.parametrize("spare", [-1, 0], ids=["larger than can be shown", "as large as can be shown"])
+def test_an_honest_trainer_loses_by_no_opening_that_is_too_long(
+    spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It opens the leaf alone; of an operator that reads and gives more than can be shown the whole step is judged."""
+    step, source = HonestStep("digits", "fp32", tmp_path / "probe", jitter=False), find_source("digits")
+    step.close()
+    operators = step.side.trace.operators
+    at = next(at for at, op in enumerate(operators) if op.name == "aten::native_batch_norm_backward")
+    read = [
+        operators[leaf].outputs[output] for leaf, output in (each.source for each in operators[at].inputs)
+    ]
+    size = sum(each.tensor.nbytes for each in (*read, *operators[at].outputs))
+    run = RunDirectory(tmp_path / "run")
+    CHEATS["lying_auditor"](2).run(order("digits", "fp32", 3), run)
+    monkeypatch.setattr(parties, "OPENING_LIMIT", 100)
+    monkeypatch.setattr(rulings, "SHOWN_WHOLE", size + spare)
+
+    result = dispute(
+        run, claim_path(run), source, defence=honest_defence(source), objection=Objection(at, 0, 1)
+    )
+
+    assert result.loser == ("auditor" if spare else "trainer"), result.reason
+    assert result.operator is not None
+    assert result.operator.loser == (None if spare else "trainer")

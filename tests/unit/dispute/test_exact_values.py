@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tallystick.commit.tensors import digest_of, open_chunks
+from tallystick.dispute import rulings
 from tallystick.dispute.bounds.steps import StepFacts
 from tallystick.dispute.openings import Opening
 from tallystick.dispute.operator_list import LOAD, Geometry, Input, Operator, OperatorList, Output
@@ -55,8 +56,9 @@ def ruled(
     inputs: list[np.ndarray],
     out: np.ndarray,
     element: int = 0,
+    opened: bool = True,
 ) -> OperatorFinding:
-    """Return the ruling on one element of an operator of which everything is opened; all inputs are loaded."""
+    """Return the ruling on one element of an operator of which everything is opened, or nothing; all inputs are loaded."""
     name, _, overload = name.partition(".")
     loads = [
         Operator(LOAD, "", f"model/{n}", "load", 0, {}, (), (result(data),)) for n, data in enumerate(inputs)
@@ -69,6 +71,8 @@ def ruled(
         for slot, data in enumerate((*inputs, out))
     }
     pieces[-1] = pieces.pop(len(inputs))
+    if not opened:
+        pieces = {}
     opening = Opening(listed.witness_at(at), {n: listed.open_earlier(n, at) for n in range(at)}, pieces)
     return rule_on_operator(
         FACTS, bytes(32), CHUNK, agreed=listed.commitment_at(at), claimed=listed.commitment_at(at + 1),
@@ -184,3 +188,32 @@ def test_normalisation_is_judged_of_modest_numbers() -> None:
         assert (
             ruled("native_layer_norm", attributes, [row], np.full((1, 4), 9.0, np.float32)).fault == fault
         ), top
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "inputs", "out"),
+    [
+        ("neg", OWN, [np.zeros(500, np.uint8)], np.zeros(500, np.uint8)),
+        ("all", OWN, [np.ones(999, bool)], np.ones((), bool)),
+        (
+            "sum.dim_IntList",
+            tensors("self", dim=[1]),
+            [np.ones((1, 249), np.float32)],
+            np.full(1, 249, np.float32),
+        ),
+    ],
+    ids=["what it gives is large", "what it reads is large", "a sum"],
+)
+def test_what_is_too_large_to_be_shown_is_not_judged_and_anything_smaller_must_be_shown(
+    name: str,
+    attributes: dict[str, Any],
+    inputs: list[np.ndarray],
+    out: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a thousand bytes it may not be shown, of as many as the limit it must."""
+    size = out.nbytes + sum(each.nbytes for each in inputs)
+    for limit, fault in ((size - 1, "unknown"), (size, "faulty")):
+        monkeypatch.setattr(rulings, "SHOWN_WHOLE", limit)
+        found = ruled(name, attributes, inputs, out, opened=False)
+        assert found.fault == fault, (limit, found.reason)
