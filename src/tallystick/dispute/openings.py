@@ -163,6 +163,17 @@ def tensors_of(op: Operator, opening: Opening, before: bytes) -> dict[int, Tenso
     return found
 
 
+def nbytes_read(op: Operator, opening: Opening, before: bytes) -> int:
+    """Return the bytes of what an operator reads, as often as it does, as far as the leaves are opened that it comes from.
+
+    Raises:
+        InvalidInput, Mismatch: as ``tensors_of``.
+    """
+    slots = [slot for slot, operand in enumerate(op.inputs) if operand.source[0] in opening.sources]
+    read = {number: _source(0, number, opening, before) for number in {op.inputs[s].source[0] for s in slots}}
+    return sum(_read_by(op, slot, read[op.inputs[slot].source[0]]).nbytes for slot in slots)
+
+
 def _source(slot: int, number: int, opening: Opening, before: bytes) -> Operator:
     earlier = opening.sources.get(number)
     if earlier is None or earlier.index != number:

@@ -24,6 +24,7 @@ from tallystick.dispute.openings import (
     STORES_A_NODE,
     OpenedReader,
     Opening,
+    nbytes_read,
     store_nodes,
     tensors_of,
     verify_pieces,
@@ -182,9 +183,11 @@ class _Disputed:
             return self.unknown("has no output")
         if op.name == BATCH:
             return self._batch(own_batch)
+        if not opening.pieces:
+            given = sum(output.tensor.nbytes for output in op.outputs)
+            if given + nbytes_read(op, opening, self.before) > SHOWN_WHOLE:
+                return self.unknown("reads and gives more than can be shown")
         tensors = tensors_of(op, opening, self.before)
-        if not opening.pieces and sum(each.nbytes for each in tensors.values()) > SHOWN_WHOLE:
-            return self.unknown("reads and gives more than can be shown")
         verify_pieces(opening, tensors, chunk)
         if op.name == LOAD:
             return self._load(agreed_state)
