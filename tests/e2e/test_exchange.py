@@ -12,8 +12,10 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tallystick.cli.main import main
@@ -38,7 +40,7 @@ from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.job import Job, find_source
 from tallystick.numerics.policy import find_policy
-from tallystick.roles import operator_dispute, parties, signed_before
+from tallystick.roles import operator_dispute, parties, referee, signed_before
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute, respondent
 from tallystick.roles.seats import Seat, nbytes_of_name
@@ -696,6 +698,32 @@ def test_names_are_counted_as_the_next_question_states_them(runs: Path) -> None:
     posting = Posting(bytes(32), bytes(32), bytes(32), bytes(32), "0" * 64, 1 << 20, question, 1 << 40)
     head, *_ = posting.encode(REFEREE)
     assert HEAD_LIMIT // 2 < len(head) <= HEAD_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("own", "letters", "most", "most_names"),
+    [
+        (1000, 100, 8000 + (1 << 26), 8 * 103 + (1 << 16)),
+        (1 << 31, 1 << 20, ANSWER_LIMIT, HEAD_LIMIT // 2),
+        (ANSWER_LIMIT + 1, HEAD_LIMIT, ANSWER_LIMIT + 1, HEAD_LIMIT + 3),
+    ],
+)
+def test_a_referee_takes_no_state_that_it_could_not_ask_for_but_the_jobs_own(
+    own: int, letters: int, most: int, most_names: int, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[int, int]] = []
+
+    def seat(*arguments: Any) -> Seat:
+        given.append(arguments[-2:])
+        return Seat(*arguments)
+
+    data = np.broadcast_to(np.uint8(0), (own,))
+    state = [SimpleNamespace(name="w" * letters, data=data)]
+    monkeypatch.setattr(referee, "state_entries", lambda session: state)
+    monkeypatch.setattr(referee, "Seat", seat)
+    monkeypatch.setattr(referee.Referee, "_rule", lambda self: self.played)
+    dispute(RunDirectory(runs / "trainer-run"), RunDirectory(runs / "auditor-run"), find_source("digits"))
+    assert given == [(most, most_names)] * 2
 
 
 def test_nobody_is_asked_for_a_log_that_is_longer_than_any_answer(runs: Path) -> None:

@@ -223,6 +223,18 @@ def test_one_false_element_among_odd_numbers_convicts(odd: HonestStep) -> None:
     assert any(name == "aten::addmm" for name, _ in seen)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_an_auditor_objects_to_nothing_that_the_judge_says_nothing_of(odd: HonestStep) -> None:
+    """It would be false by the numbers, and its auditor would have a whole step judged over it."""
+    at = next(at for at, op in enumerate(odd.side.trace.operators) if op.name == "aten::linalg_vector_norm")
+    side = lied(odd, at, 0, 0, 1e30)
+    seen = odd.examination(side)
+
+    assert odd.rule(side, at, Accusation(0, 0))[0] == "unknown"
+    assert odd.looked(seen, side) is None
+    assert "numbers that some machines do not have" in str(seen.unknown)
+
+
 def test_an_auditor_asks_for_no_more_results_at_once_than_a_question_may_bring(honest: HonestStep) -> None:
     seen = honest.examination(honest.side)
     while isinstance(found := seen.next(honest.facts), Wanted):

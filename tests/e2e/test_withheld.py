@@ -15,6 +15,7 @@ import pytest
 from tallystick.cli.main import main
 from tallystick.commit.state import Entry, summarise
 from tallystick.dispute.exchange import Answer, Question, unable
+from tallystick.dispute.terms import Party
 from tallystick.errors import Mismatch
 from tallystick.execution.job import find_source
 from tallystick.execution.rounding.grids import is_noise_only
@@ -85,6 +86,42 @@ def test_a_false_record_whose_logs_are_withheld_convicts(
 
     assert (found.loser, found.outcome, found.step) == ("trainer", "fault", 1), found.reason
     assert "a log that leads there from 0 cannot be used: the disk is broken" in found.reason
+
+
+def test_a_false_record_that_convicts_nobody_keeps_no_false_state_from_being_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    EditedWeights().run(order(4, 2), run)
+    forge(run, misstated)
+    write_claim(run, SOURCE, claim_path(run))
+    monkeypatch.setattr(Panel, "find_dissent", lambda *asked, **more: None)
+    monkeypatch.setattr(
+        step_judge, "find_unsteady", lambda run, source, step, *more: "they differ" if step == 1 else None
+    )
+    found = judged(run, "steps")
+
+    assert (found.loser, found.outcome, found.step) == ("trainer", "fault", 3), found.reason
+
+
+class Opens:
+    """A seat whose checkpoints all open."""
+
+    def find_unopened_checkpoint(self, index: int) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize(("answers", "party", "withheld"), [
+    (True, "trainer", True), (False, "trainer", False), (True, "auditor", False),
+])  # fmt: skip
+def test_a_trainer_that_answers_itself_has_every_state_that_it_claims(
+    answers: bool, party: Party, withheld: bool
+) -> None:
+    seats: Any = {"trainer": Opens(), "auditor": Opens()}
+    nothing: Any = None
+    judge = step_judge.StepJudge(nothing, nothing, nothing, seats, answers_itself=answers)
+    found = judge._find_unopened(party, 1)  # pyright: ignore[reportPrivateUsage]
+    assert found == ("the state that it claims after 1 steps is not handed over" if withheld else None)
 
 
 def narrowest(run: RunDirectory) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tallystick.commit.tensors import digest_of, open_chunks
 from tallystick.dispute import rulings
 from tallystick.dispute.bounds.steps import StepFacts
-from tallystick.dispute.openings import Opening
+from tallystick.dispute.openings import OPENING_LIMIT, SHOWN_WHOLE, Opening
 from tallystick.dispute.operator_list import LOAD, Geometry, Input, Operator, OperatorList, Output
 from tallystick.dispute.rulings import Accusation, OperatorFinding, rule_on_operator
 from tallystick.run.documents import JobRecord, PolicyRecord, Specification, StepRecord
@@ -153,6 +153,13 @@ NOWHERE = [
     ("row masked out", "_softmax", ROW, [[[-INF, -INF]]], 2),
     ("row masked out safely", "_log_softmax", ROW, [[[-INF, -INF]]], 2),
     ("row with a NaN", "_softmax", ROW, [[[NAN, 0.0]]], 2),
+    (
+        "softmax's gradient",
+        "_softmax_backward_data",
+        tensors("grad_output", "output", dim=1),
+        [[[2.0**125, 0.0]], [[2.0**-20, 1.0]]],
+        2,
+    ),
     ("infinity from infinity", "sub.Tensor", BOTH, [[INF], [INF]], 1),
     ("number that is flushed", "mul.Tensor", BOTH, [[2.0**-140], [2.0**100]], 1),
 ]
@@ -217,3 +224,18 @@ def test_what_is_too_large_to_be_shown_is_not_judged_and_anything_smaller_must_b
         monkeypatch.setattr(rulings, "SHOWN_WHOLE", limit)
         found = ruled(name, attributes, inputs, out, opened=False)
         assert found.fault == fault, (limit, found.reason)
+
+
+def test_normalisation_is_judged_of_no_less_than_some_variance() -> None:
+    row = np.ones((1, 4), np.float32)
+    for eps, fault in ((2.0**-40, "faulty"), (2.0**-41, "unknown")):
+        attributes = tensors("input", normalized_shape=[4], eps=number(eps))
+        assert ruled("native_layer_norm", attributes, [row], 9.0 * row).fault == fault, eps
+
+
+def test_what_can_be_shown_whole_fits_an_opening() -> None:
+    """A sixty-fourth of it, and six hashes more in each path."""
+    data = bytes(SHOWN_WHOLE // 64)
+    pieces = open_chunks(memoryview(data), CHUNK, range(len(data) // CHUNK))
+    size = 64 * len(Opening(pieces={0: pieces}).encode()) + 6 * 70 * SHOWN_WHOLE // CHUNK
+    assert OPENING_LIMIT // 2 < size < 3 * OPENING_LIMIT // 4
