@@ -287,12 +287,13 @@ def edge_of(point: Point) -> float:
 @pytest.mark.parametrize("towards", [1.0, -1.0])
 def test_an_auditor_objects_beyond_all_that_right_partial_sums_can_excuse(towards: float) -> None:
     low, own, high = readings_of(LONG)
-    plain = towards * (1.0 + 2.0**-40) * tolerance(own, "F64")
+    plain = towards * (tolerance(own, "F64") + 0.9 * STATED * LONG.count)
     share = 0.999 * towards * STATED, 1.0 + 0.999 * STATED_MAGNITUDE
     shifted = [(p + share[0] * q, share[1] * q) for p, q in LONG.partials()]
 
     assert all(map(is_right_partial, shifted, LONG.partials()))
     assert not is_within(plain, LONG.total(LONG.partials()), "F64")  # it is false, by the sums as they are
+    assert abs(plain) > edge_of(own)
     assert is_within(plain, LONG.total(shifted), "F64")  # and the trainer clears itself of it
     assert not is_false(plain, (low, own, high), "F64")
     last = high if towards > 0.0 else low
