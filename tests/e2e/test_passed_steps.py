@@ -167,3 +167,19 @@ def test_a_part_whose_first_state_is_another_programs_is_no_match(recorded: Path
     assert report["first"]["own"].startswith("settings")
     code, answer, _ = tally("audit", other, "--steps", "9:12", program=("--parts", 2))
     assert (code, answer["error"][:42]) == (2, "steps 9:12: 9 is no committed checkpoint; ")
+
+
+@pytest.mark.parametrize("cheat", [-1, 13])
+def test_a_program_that_ends_before_its_run_accuses_of_what_differed_until_then(
+    cheat: int, tally: Tally
+) -> None:
+    """One step more than the program takes bought off everything that differed in the segment that was open."""
+    Path("cheat").write_text(str(cheat))
+    assert tally("record", "--run", "run")[0] == 0
+    Path("cheat").unlink()
+    Path("leave").write_text("15")
+    code, report, _ = tally("audit", "run")
+    if cheat < 0:
+        assert (code, report["verdict"], report["first"]["own"]) == (3, "cannot_reproduce", "15 steps")
+    else:
+        assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 13)

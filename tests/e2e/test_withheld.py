@@ -202,3 +202,25 @@ def test_a_first_state_that_the_job_cannot_load_is_a_mismatch(
     assert audit(run, SOURCE).verdict == "mismatch"
     code = main(["audit", str(run.path), "--claim", str(tmp_path / "other"), "--json"])
     assert (code, json.loads(capsys.readouterr().out)["kind"]) == (1, "Mismatch")
+
+
+def test_an_honest_trainer_makes_a_state_again_whose_file_it_has_lost(tmp_path: Path) -> None:
+    """From the state before, by its own logs; a false one comes to another root, and stays what nobody can open."""
+    run = RunDirectory(tmp_path / "run")
+    record(order(4, 2), run)
+    claim = claim_path(run)
+    write_claim(run, SOURCE, claim)
+    entries = dict(claim.load_checkpoint(4))
+    name = next(
+        each for each in sorted(entries) if each.startswith("model/") and entries[each].dtype == "F32"
+    )
+    values = np.frombuffer(bytes(entries[name].data), dtype="<f4").copy()
+    values[0] += 0.5
+    entries[name] = Entry(name, "F32", entries[name].shape, values.tobytes())
+    forge_state(claim, 4, entries)
+    run.checkpoint_path(2).unlink()
+    with (
+        patch.object(Panel, "find_dissent", lambda *_, **__: None),
+        patch.object(step_judge, "find_unsteady", lambda *_, **__: None),
+    ):
+        assert judged(run, "steps").loser == "auditor"
