@@ -367,13 +367,10 @@ class Follower(Loop[AuditReport]):
             start = self._directory.load_committed(segment.start, starts[segment.start])
             own = {entry.name: entry for entry in state_entries(session)}
             before = {**start, **self._differing}
-            is_whole = (
-                session.step == segment.end
-            )  # of a program that ended before, nobody knows where it would have come
-            if (
-                not is_whole
-                or beyond_noise(before, own, self._directory, segment.end, starts[segment.end]) is None
-            ):
+            # Of a program that ended before, nobody knows where it would have come.
+            is_whole, root = session.step == segment.end, starts[segment.end]
+            far = beyond_noise(before, own, self._directory, segment.end, root) if is_whole else None
+            if far is None:
                 segment.verdict = "cannot_reproduce"
                 segment.deviations[:0] = self._noisy
 
