@@ -351,19 +351,13 @@ def test_gradients_stay_after_a_step_and_must_be_gone_before_the_next(
     assert (code, report["verdict"]) == (0, "match")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "copy.deepcopy(model)",
-        "torch.save(model, io.BytesIO())",
-        "copy.deepcopy(optimizer)",
-        "averaged = torch.optim.swa_utils.AveragedModel(model)",
-        "warnings.simplefilter('ignore'); torch.jit.trace(model, inputs[:2])",
-        "os.chdir('/')",
-    ],
-)
+DONE = [
+    "copy.deepcopy(model)", "torch.save(model, io.BytesIO())", "copy.deepcopy(optimizer)", "os.chdir('/')",
+    "torch.optim.swa_utils.AveragedModel(model)", "warnings.simplefilter('ignore'); torch.jit.trace(model, inputs[:2])",
+]  # fmt: skip
+
+
 def test_what_is_done_with_a_model_between_steps_is_no_part_of_its_run(
-    line: str,
     recorded: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -371,7 +365,8 @@ def test_what_is_done_with_a_model_between_steps_is_no_part_of_its_run(
 ) -> None:
     """A copy has none of the hooks that stand on a model, and a run stays where it was begun."""
     program = tmp_path / "program.py"
-    text = SPIRALS.read_text().replace("    model.eval()\n", f"    model.eval()\n    {line}\n")
+    lines = "".join(f"    {line}\n" for line in ["model.eval()", *DONE])
+    text = SPIRALS.read_text().replace("    model.eval()\n", lines)
     program.write_text(text.replace("import argparse\n", "import argparse, copy, io, os, warnings\n"))
     monkeypatch.chdir(tmp_path)
     code, run, _ = tally(capsys, "record", "--policy", "fp32", "--run", "own", "--", "python", "program.py")
