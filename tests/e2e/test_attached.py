@@ -43,8 +43,13 @@ def recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+    ("policy", "parts"),
+    [
+        ("fp32", 1), ("fp64", 2), ("bf16", 1),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("fp32", 2), ("fp64", 1), ("bf16", 2))),
+    ],
+)  # fmt: skip
 def test_a_recorded_script_is_followed_to_the_same_bytes(
     policy: str, parts: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -178,7 +178,7 @@ def test_no_accusation_of_an_honest_operator_holds_even_under_other_arithmetic(h
     assert judged > 150
 
 
-@pytest.fixture(scope="module", params=["fp32", "fp64"])
+@pytest.fixture(scope="module", params=["fp32", pytest.param("fp64", marks=pytest.mark.slow)])
 def odd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HonestStep]:
     step = HonestStep(ODD, request.param, tmp_path_factory.mktemp("odd") / "run", jitter=True)
     yield step

@@ -68,7 +68,7 @@ def misstated(each: StepRecord) -> StepRecord:
 
 
 @pytest.mark.parametrize("is_false", [True, False], ids=["and a false state", "alone"])
-@pytest.mark.parametrize("level", ["operators", "steps"])
+@pytest.mark.parametrize("level", [pytest.param("operators", marks=pytest.mark.slow), "steps"])
 def test_a_false_record_whose_logs_are_withheld_convicts(
     level: str, is_false: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
