@@ -258,6 +258,7 @@ def test_a_claim_that_agrees_answers_no_accusation_unless_the_auditor_signs_it(
     assert (code, said["outcome"]) == (0, "agreement")
 
 
+@pytest.mark.slow
 def test_silence_over_a_claim_that_its_owner_never_signed_answers_no_accusation(
     court: Court, tmp_path: Path
 ) -> None:

@@ -143,7 +143,7 @@ class HonestStep:
     scope="module",
     params=[
         ("digits", "fp64"),
-        ("text", "fp32"),
+        pytest.param(("text", "fp32"), marks=pytest.mark.slow),
         pytest.param(("digits", "fp32"), marks=pytest.mark.slow),
         pytest.param(("text", "fp64"), marks=pytest.mark.slow),
     ],

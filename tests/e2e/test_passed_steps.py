@@ -48,13 +48,12 @@ def bytes_of(run: str) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("stops", "program"),
     [
-        ((2,), ()),
-        ((9,), ("--resumable",)),
-        ((12,), ("--parts", 2)),
-        ((6, 15), ("--resumable",)),
-        ((23,), ("--parts", 4)),
-        ((13,), ("--remembers",)),
+        ((6, 15), ("--resumable", "--parts", 2)),
         ((17,), ("--stops",)),
+        pytest.param((2,), (), marks=pytest.mark.slow),
+        pytest.param((9,), ("--resumable",), marks=pytest.mark.slow),
+        pytest.param((23,), ("--parts", 4), marks=pytest.mark.slow),
+        pytest.param((13,), ("--remembers",), marks=pytest.mark.slow),
     ],
 )
 def test_a_script_that_is_gone_on_with_records_every_byte_that_it_would_have(

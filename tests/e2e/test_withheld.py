@@ -149,6 +149,7 @@ def narrowest(run: RunDirectory) -> None:
     forge_state(run, 2, entries)
 
 
+@pytest.mark.slow
 def test_a_state_whose_summary_is_handed_over_and_whose_entries_are_not_is_no_noise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +205,7 @@ def test_a_first_state_that_the_job_cannot_load_is_a_mismatch(
     assert (code, json.loads(capsys.readouterr().out)["kind"]) == (1, "Mismatch")
 
 
+@pytest.mark.slow
 def test_an_honest_trainer_makes_a_state_again_whose_file_it_has_lost(tmp_path: Path) -> None:
     """From the state before, by its own logs; a false one comes to another root, and stays what nobody can open."""
     run = RunDirectory(tmp_path / "run")
