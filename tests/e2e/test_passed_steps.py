@@ -180,5 +180,10 @@ def test_a_program_that_ends_before_its_run_accuses_of_what_differed_until_then(
     code, report, _ = tally("audit", "run")
     if cheat < 0:
         assert (code, report["verdict"], report["first"]["own"]) == (3, "cannot_reproduce", "15 steps")
+        path = RunDirectory(Path("run")).checkpoint_path(STEPS)
+        data = bytearray(path.read_bytes())
+        data[-100] ^= 1
+        path.write_bytes(data)  # a file that is not what was committed is evidence all the same
+        assert tally("audit", "run")[1]["verdict"] == "mismatch"
     else:
         assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 13)

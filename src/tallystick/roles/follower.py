@@ -351,7 +351,9 @@ class Follower(Loop[AuditReport]):
         # everything after these may follow from them
         if segment.deviations[0].about in ("beginning", "job"):
             segment.verdict = segment.deviations[0].kind
-        if segment.verdict in ACCUSING:
+        if any(each.is_evidence for each in segment.deviations):  # bytes show it, whatever program is run
+            segment.verdict = "mismatch"
+        elif segment.verdict in ACCUSING:
             self._excuse_noise(segment)
         if self._has_passed:
             _excuse_what_was_passed(segment)
