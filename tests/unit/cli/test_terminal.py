@@ -2,20 +2,12 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
 
 import pytest
 
 from tallystick.cli import terminal
 from tallystick.cli.terminal import StepDisplay, print_json
-
-
-@dataclass(frozen=True)
-class Progress:
-    step: int
-    steps: int
-    loss: float | None
-    log_bytes: int
+from tallystick.roles.run_writer import Progress
 
 
 class Terminal(io.StringIO):
