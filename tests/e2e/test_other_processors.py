@@ -18,7 +18,7 @@ from tallystick.numerics.policy import find_policy
 from tallystick.roles import panel
 from tallystick.roles import referee as judging
 from tallystick.roles.auditor import audit
-from tallystick.roles.claim import write_claim
+from tallystick.roles.claim import AuditorClaim, write_claim
 from tallystick.roles.data_noise import (
     MOST_SHARE,
     SHAKEN,
@@ -361,6 +361,26 @@ def test_a_forged_digest_over_floats_accuses_nobody_and_is_no_match(tmp_path: Pa
     assert report.verdict == "cannot_reproduce"
     write_claim(run, source, claim)
     assert dispute(run, claim, source).loser == "none"
+
+
+def test_an_auditor_follows_the_log_after_a_record_that_misstates_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own log would have no noise measured, where one was due later: other grids, for which it would be convicted."""
+    from tallystick.testing.cheats import forge
+
+    source = source_of(tmp_path, "drawing", DRAWING)
+    run, claim = recorded(tmp_path / "run", source), RunDirectory(tmp_path / "claim")
+    forge(run, lambda each: replace(each, fingerprint="ab" * 8) if each.step == 1 else each)
+    written = write_claim(run, source, claim)
+    assert isinstance(written, AuditorClaim)
+    assert (written.first_deviation, written.objection) == (1, None)
+    ours, theirs = run.load_transcript(), claim.load_transcript()
+    assert theirs.specification.is_checkpoint(5)
+    assert [each.state_root for each in ours.checkpoints()] == [each.state_root for each in theirs.checkpoints()]
+    assert dispute(run, claim, source).loser == "trainer"
+    monkeypatch.setattr(panel, "sitting_panel", lambda: [Says("one", "none")])
+    assert dispute(run, claim, source).outcome == "not_proven"
 
 
 def test_the_real_panel_repeats_drawn_data_to_the_bit_and_convicts(

@@ -28,7 +28,7 @@ class AuditorClaim:
     """The auditor's own run, written down for a dispute.
 
     Attributes:
-        first_deviation: first step at which the trainer's log was left or is objected to, or None.
+        first_deviation: first step whose record differs or whose log cannot be followed or is objected to, or None.
         final_state: the auditor's own.
         objection: to the trainer's log of the first step that breaks a rule, or None.
     """
@@ -49,9 +49,11 @@ def write_claim(
 ) -> AuditorClaim | Deviation:
     """Repeat the whole run from its initial state and write the auditor's own transcript and states into ``out``.
 
-    Follows the trainer's log as long as it leads to what the trainer's records say; after the first step where it does
-    not, the auditor goes on with its own arithmetic and its own log. To the first step whose log breaks a rule that this
-    machine's own noise cannot have broken, it objects: a log may lie and move nothing.
+    Follows the trainer's log as long as it can be followed, whatever the records say: who rules on the first step after which
+    the states differ repeats it under that log, and it may be a later one than the first that is misstated. After that the
+    auditor goes on with its own arithmetic and its own log. To the first step whose log breaks a rule that this machine's own
+    noise cannot have broken, it objects, while its own state is the one that the log was written from: a log may lie and move
+    nothing.
     """
     transcript = directory.load_transcript()
     specification = transcript.specification
@@ -83,8 +85,7 @@ def write_claim(
         if writing.objection is not None:
             out.write_document(out.objection_path, writing.objection.encode())
         out.write_document(out.statement_path, statement.encode())
-        first = [at for at in (writing.left, writing.objection and writing.objection.step) if at is not None]
-        return AuditorClaim(min(first, default=None), statement.final_state, writing.objection)
+        return AuditorClaim(writing.first_deviation, statement.final_state, writing.objection)
     finally:
         held.close()
         session.close()
@@ -95,7 +96,9 @@ class _ClaimWriter:
     """An auditor on its way through a run.
 
     Attributes:
-        left: the step from which on it has gone its own way, or None.
+        first_deviation: the first step of which something is not as stated, or None.
+        is_apart: whether a record said that the states differ.
+        has_left: whether it has gone its own way.
         objection: to the first log that breaks a rule.
     """
 
@@ -103,17 +106,18 @@ class _ClaimWriter:
     transcript: Transcript
     replay: Replay
     out: RunDirectory
-    left: int | None = None
+    first_deviation: int | None = None
+    is_apart: bool = False
+    has_left: bool = False
     objection: LogObjection | None = None
 
     def repeat(self, step: int) -> tuple[bytes, StepOutcome]:
         """Return the log of one step and what it led to."""
-        if self.left is None:
+        if not self.has_left:
             try:
                 frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
             except (InvalidInput, Mismatch) as problem:
-                self._object(step, "log", WHOLE_SITE, str(problem))
-                self.left = step
+                self._leave(step, problem)
             else:
                 followed = self._follow(step, frame)
                 if followed is not None:
@@ -131,18 +135,31 @@ class _ClaimWriter:
         try:
             outcome, context = self.replay.follow(record, frame)
         except (InvalidInput, Nondeterminism) as problem:
-            self._object(step, "log", WHOLE_SITE, str(problem))
+            self._leave(step, problem)
             load_state(self.replay.session, self._state_before(step))
-            self.left = step
             return None
-        if compare_step(record, outcome, []):
-            self.left = step
-        if context.violations and self.objection is None:
+        if context.violations:
             self._object_unless_noisy(step, context.violations)
+        deviations = compare_step(record, outcome, [])
+        if deviations:
+            self._note(step)
+        self.is_apart |= any(each.about == "fingerprint" for each in deviations)
         return outcome
+
+    def _note(self, step: int) -> None:
+        if self.first_deviation is None:
+            self.first_deviation = step
+
+    def _leave(self, step: int, problem: Exception) -> None:
+        """Go on without the trainer's log, which is not there or cannot be followed."""
+        self._object(step, "log", WHOLE_SITE, str(problem))
+        self._note(step)
+        self.has_left = True
 
     def _object_unless_noisy(self, step: int, violations: Sequence[Violation]) -> None:
         """Object to the first violation that this machine's own noise cannot explain; the session stays where it is."""
+        if self.is_apart or self.objection is not None:
+            return
         session = self.replay.session
         after = copied_state(session)
         frames = self.directory.load_frames(self.transcript, step, step + 1)
@@ -156,7 +173,8 @@ class _ClaimWriter:
                 return
 
     def _object(self, step: int, site: str, element: int, rule: str) -> None:
-        if self.objection is None:
+        if self.objection is None and not self.is_apart:
+            self._note(step)
             run = self.transcript.root().hex()
             self.objection = LogObjection(run, step, site[:LONGEST_TEXT], element, rule[:LONGEST_TEXT])
 
