@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +31,23 @@ if importlib.util.find_spec("hypothesis") is not None:
     settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+EVERY_POLICY = {"test_cheats.py", "test_foreign.py"}  # of tests/e2e, in CI
+OTHER_POLICIES = re.compile("fp64|bf16|leaf")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped where torch sees no device, torch being loaded only for them; marked sandbox, see below."""
+    """Tests marked gpu are skipped where torch sees no device, torch being loaded only for them; marked sandbox, see below.
+
+    Tests of whole runs under another policy, which run under fp32 too, are slow ones.
+    """
+    there = {item.nodeid for item in items}
+    for item in items:
+        if item.path.parent.name == "e2e" and item.path.name not in EVERY_POLICY:
+            name, bracket, case = item.nodeid.partition("[")
+            sibling = name + bracket + OTHER_POLICIES.sub("fp32", case)
+            if sibling != item.nodeid and sibling in there:
+                item.add_marker(pytest.mark.slow)
     _skip_without_sandbox([item for item in items if item.get_closest_marker("sandbox") is not None])
     on_device = [item for item in items if item.get_closest_marker("gpu") is not None]
     if not on_device:

@@ -5,6 +5,7 @@
     +-- Mismatch            well formed and wrong: carries where and both values
     +-- Nondeterminism      something that cannot be repeated elsewhere, by name
     |   +-- EditedOutside   what is trained was changed by something other than the optimizer
+    |   +-- StepFailed      under a log, the job's own code or torch raised
     +-- OtherProgram        code that is not the code committed to, by file or distribution
     +-- JobFailed           a job's own code raised: which, where and what
     +-- ProtocolViolation   a move or a call that the rules do not allow
@@ -47,6 +48,10 @@ class Nondeterminism(TallyError):
 
 class EditedOutside(Nondeterminism):
     """What is trained was changed by something other than the optimizer: that is not rounded, and no log has it."""
+
+
+class StepFailed(Nondeterminism):
+    """Under a log, a step does not end: the job's own code or torch raised."""
 
 
 class OtherProgram(TallyError):

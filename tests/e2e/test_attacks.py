@@ -39,6 +39,7 @@ SHARED = {
     "adamw_job",
     "masked_samples_job",
     "tied_signs_job",
+    "harder_half_job",
 }  # what the scripts have in common
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
@@ -63,9 +64,13 @@ CASES += [
     (FOLDER / name, "bf16")
     for name in ("steered_log.py", "chosen_grids.py", "led_buffer.py", "own_labels.py")
 ]
-# Whose other policy runs in CI: only `make test-slow` runs these.
+# Whose other policy, or siblings, run in CI: only `make test-slow` runs these.
 SLOW = {
     ("own_labels", "fp64"), ("own_labels", "bf16"), ("coarse_quanta", "fp64"), ("led_buffer", "bf16"), ("always_silent", "fp64"),
+    *((name, "fp32") for name in (  # minutes each
+        "chosen_quanta", "chosen_silence", "coarse_quanta", "last_silence", "late_silence", "lucky_measurement", "moved_once",
+        "own_labels", "table_silence",
+    )),
 }  # fmt: skip
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
 LED = {

@@ -16,7 +16,8 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import chunk_size, digest_of
 from tallystick.dispute import rulings
-from tallystick.dispute.bounds.formulas import UNIT
+from tallystick.dispute.bounds import table
+from tallystick.dispute.bounds.formulas import UNIT, Point
 from tallystick.dispute.bounds.operands import stored_at
 from tallystick.dispute.bounds.steps import StepFacts
 from tallystick.dispute.exchange import MOST_PARTS
@@ -541,6 +542,52 @@ def test_an_honest_trainer_loses_by_no_opening_that_is_too_long(
         run, claim_path(run), source, defence=honest_defence(source), objection=Objection(at, 0, 1)
     )
 
-    assert result.loser == ("auditor" if spare else "trainer"), result.reason
+    assert result.loser == "auditor", result.reason
     assert result.operator is not None
-    assert result.operator.loser == (None if spare else "trainer")
+    assert result.operator.loser is None
+    alone = "reads and gives more than can be shown" if spare else "what the trainer opened does not fit"
+    assert alone in result.operator.reason
+
+
+def test_whatever_the_table_says_of_an_operator_no_honest_trainer_is_convicted_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule that is wrong about torch would be found by a lying auditor first: the whole step has to convict as well."""
+    run, source = RunDirectory(tmp_path / "run"), find_source("digits")
+    CHEATS["lying_auditor"](2).run(replace(order("digits", "fp32", 3), checkpoint_every=1), run)
+    honest = HonestStep("digits", "fp32", tmp_path / "honest", jitter=False)
+    operators = honest.side.trace.operators
+    at = next(at for at, op in enumerate(operators) if op.name == "aten::relu")
+    honest.close()
+    rules = cast("dict[str, object]", table._RULES)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setitem(rules, "aten::relu", lambda *_: Point(7.0, exact=True))
+    objection = Objection(at, 0, 0)
+
+    found = dispute(run, claim_path(run), source, defence=honest_defence(source), objection=objection)
+
+    assert found.operator is not None
+    assert "must be" in found.operator.reason
+    assert "the whole step does not convict the trainer" in found.operator.reason
+    assert (found.loser, found.record) == ("auditor", None)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "torch.stack([ids[0] + 0] * 2000).to(h.dtype).mean()",
+        "ids.view(torch.int32).clone().to(h.dtype).mean()",
+    ],
+    ids=["a leaf that is too long", "bits of another dtype"],
+)
+def test_a_list_that_no_judge_can_read_is_not_handed_over(tmp_path: Path, form: str) -> None:
+    """An answer that is refused would be a forfeit, and a reading that does not fit the trainer's fault."""
+    text = (
+        Path(ODD)
+        .read_text()
+        .replace("def seldom(self, ids, h):", f"def seldom(self, ids, h):\n        return {form}")
+    )
+    path = tmp_path / "odd.py"
+    path.write_text(text)
+    honest = HonestStep(str(path), "fp32", tmp_path / "run", jitter=False)
+    assert honest.side.trace.incomplete is not None
+    honest.close()

@@ -377,7 +377,9 @@ def test_an_auditor_follows_the_log_after_a_record_that_misstates_its_step(
     assert (written.first_deviation, written.objection) == (1, None)
     ours, theirs = run.load_transcript(), claim.load_transcript()
     assert theirs.specification.is_checkpoint(5)
-    assert [each.state_root for each in ours.checkpoints()] == [each.state_root for each in theirs.checkpoints()]
+    assert [each.state_root for each in ours.checkpoints()] == [
+        each.state_root for each in theirs.checkpoints()
+    ]
     assert dispute(run, claim, source).loser == "trainer"
     monkeypatch.setattr(panel, "sitting_panel", lambda: [Says("one", "none")])
     assert dispute(run, claim, source).outcome == "not_proven"

@@ -133,8 +133,10 @@ def test_every_optimizer_is_followed_bit_for_bit_under_jitter(
         ("native", "sse4", "fp32"),
         ("native", "sse4", "fp64"),
         ("native", "sse4", "bf16"),
-        ("sse4", "native", "fp32"),
-        *(pytest.param("sse4", "native", policy, marks=pytest.mark.slow) for policy in ("fp64", "bf16")),
+        *(
+            pytest.param("sse4", "native", policy, marks=pytest.mark.slow)
+            for policy in ("fp32", "fp64", "bf16")
+        ),
     ],
 )
 def test_instruction_sets_reach_the_same_bytes_and_last_bits_without_the_log_do_not(
@@ -163,7 +165,7 @@ def test_a_killed_recording_goes_on_to_the_same_root(job_file: Path, tmp_path: P
     undisturbed = tally(*arguments, "--run", str(whole))
     assert undisturbed.returncode == 0, undisturbed.stderr
     chance = random.Random(7)
-    for attempt in range(6):
+    for attempt in range(4):
         resume = ("--resume",) if attempt else ()
         process = subprocess.Popen(
             [sys.executable, "-m", "tallystick", *arguments, "--run", str(killed), *resume],
@@ -177,6 +179,7 @@ def test_a_killed_recording_goes_on_to_the_same_root(job_file: Path, tmp_path: P
         while process.poll() is None and time.monotonic() < deadline:
             if records.exists() and records.read_bytes().count(b"\n") >= target:
                 break
+            time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
         process.wait()
 

@@ -20,7 +20,7 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import ChunkProof, EntrySummary
 from tallystick.commit.tensors import OpenedChunk, TensorDigest, verify_opened
 from tallystick.dispute.bounds.formulas import Indexes
-from tallystick.dispute.bounds.operands import ARRAY
+from tallystick.dispute.bounds.operands import ARRAY, UnknownFormError
 from tallystick.dispute.moves import items_in
 from tallystick.dispute.operator_game import Move, Opened
 from tallystick.dispute.operator_list import (
@@ -99,6 +99,10 @@ class Opening(Document, what="dispute: opening", limit=OPENING_LIMIT):
         return total + sum(len(each.proof.encode()) + len(each.data) for each in self.state)
 
 
+class UnopenedError(InvalidInput):
+    """Something is read that was not opened."""
+
+
 class OpenedReader:
     """Reads elements from opened chunks, and nothing else."""
 
@@ -116,11 +120,14 @@ class OpenedReader:
         """Return the elements at flat indexes.
 
         Raises:
-            InvalidInput: a chunk was not opened.
+            UnopenedError: a chunk was not opened.
+            UnknownFormError: elements of that dtype, or read as another one, are not in the table.
         """
         dtype = self._stored.get(slot)
-        if dtype is None or dtype not in ARRAY:
-            raise InvalidInput(f"opening: slot {slot} is not there")
+        if dtype is None:
+            raise UnopenedError(f"opening: slot {slot} is not there")
+        if dtype not in ARRAY:
+            raise UnknownFormError(f"operator {self._op.name}: {dtype} is not in the table")
         width = np.dtype(ARRAY[dtype]).itemsize
         held = self._pieces.get(slot, {})
         at = np.asarray(flat, dtype=np.int64) * width
@@ -128,7 +135,7 @@ class OpenedReader:
         found = np.empty(at.size, dtype=ARRAY[dtype])
         for index in np.unique(number):
             if int(index) not in held:
-                raise InvalidInput(f"opening: chunk {int(index)} of slot {slot} is not there")
+                raise UnopenedError(f"opening: chunk {int(index)} of slot {slot} is not there")
             data = np.frombuffer(held[int(index)], dtype=ARRAY[dtype])
             here = number == index
             found[here] = data[(at[here] - int(index) * self._chunk) // width]
@@ -136,12 +143,18 @@ class OpenedReader:
 
 
 def widened(found: np.ndarray, stored: str, wanted: str) -> np.ndarray:
-    """Return elements as the operator reads them: a wider float than stored is exact; nothing else is allowed."""
+    """Return elements as the operator reads them: a wider float than stored is exact.
+
+    Raises:
+        UnknownFormError: they are read as anything else, or are truths that are neither 0 nor 1.
+    """
+    if stored == "BOOL" and bool((found > 1).any()):
+        raise UnknownFormError("operator: reads a truth that is neither 0 nor 1")
     if stored == wanted:
         return found
     if (stored, wanted) == ("F32", "F64"):
         return found.astype(np.float64)
-    raise InvalidInput(f"operator: reads {stored} as {wanted}")
+    raise UnknownFormError(f"operator: reads {stored} as {wanted}")
 
 
 def tensors_of(op: Operator, opening: Opening, before: bytes) -> dict[int, TensorDigest]:

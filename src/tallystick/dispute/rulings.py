@@ -24,6 +24,7 @@ from tallystick.dispute.openings import (
     STORES_A_NODE,
     OpenedReader,
     Opening,
+    UnopenedError,
     nbytes_read,
     store_nodes,
     tensors_of,
@@ -209,10 +210,10 @@ class _Disputed:
         stated = read(-1 - output, np.asarray([stored_at(op.outputs[output].view, element)]))[0].item()
         try:
             formula = formula_for(op, output, element, read, facts)
-        except InvalidInput as problem:
-            if isinstance(problem, UnknownFormError):
-                raise
-            return self.faulty(f"{problem}")
+        except UnopenedError:
+            raise
+        except InvalidInput as problem:  # what the list says of it is the job's, or its structure is disputed
+            return self.unknown(f"{problem}")
         if opening.partials and not (isinstance(formula, Sum) and formula.num_blocks > 1):
             return self.faulty(f"is opened by {len(opening.partials)} partial sums, and is no long sum")
         if isinstance(formula, Sum):

@@ -89,7 +89,8 @@ class StepTracer(TorchDispatchMode):
         attributes = attributes_of(func, args, kwargs, given)
         if call is not None:
             attributes["call"] = call
-        if self._context is not None and name in RELU_OR_POOL:
+        takes = name in RELU_OR_POOL and given[0].is_floating_point() and given[0].numel() > 0
+        if self._context is not None and takes:
             attributes["decision"] = int(self._context._ordinal)
         writer.write(name, func._schema.overload_name, attributes, operands, fresh)
         return result

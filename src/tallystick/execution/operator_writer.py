@@ -32,6 +32,7 @@ from tallystick.execution.snapshot import CODES
 from tallystick.execution.step_trace import KINDS, StepTrace, Value, array_of
 
 STORED = {**CODES, torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16"}
+WIDER = {"F32": "F64"}  # what a result may be read as besides: the optimizer's arithmetic
 CONSTANT = "tallystick::constant"
 SMALL_CONSTANT = 4096  # bytes that stand in the list itself
 NO_ROOT = bytes(32)
@@ -134,6 +135,10 @@ class ListWriter:
             if value is None or not dtype:
                 found.append(None)
                 continue
+            if tensor.is_neg() or tensor.is_conj():
+                self.give_up("a result is read with its sign turned, which its bytes do not say")
+            if dtype not in (value.dtype, WIDER.get(value.dtype)):
+                self.give_up(f"a result of {value.dtype} is read as {dtype}, bit by bit")
             found.append(Input(value.source, dtype, view_of(tensor)))
         return found
 

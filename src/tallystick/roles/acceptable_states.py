@@ -26,7 +26,7 @@ from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.rounding import Candidates, find_candidates
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import compare_states
-from tallystick.roles.replay import Replay
+from tallystick.roles.replay import Replay, under_log
 
 State = Mapping[str, Entry]
 
@@ -45,7 +45,8 @@ class AcceptableStates:
         self.step = replay.session.step
         session = replay.session
         context = session.following_context(frame, form=_TwoWayContext)
-        self.outcome = run_step(session, replay.job, context)
+        with under_log():
+            self.outcome = run_step(session, replay.job, context)
         context.finish()
         session.settle(context)
         self.violations = context.violations
@@ -55,7 +56,8 @@ class AcceptableStates:
         if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in context.candidates.items()):
             load_state(session, before)
             other = session.following_context(frame, form=_TwoWayContext, flip=True)
-            run_step(session, replay.job, other)
+            with under_log():
+                run_step(session, replay.job, other)
             self.flipped = other.candidates
             self.other_entries = copied_state(session)
         else:

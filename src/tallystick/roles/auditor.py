@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import torch
+
 from tallystick.commit.state import Entry, hold
-from tallystick.errors import EditedOutside, InvalidInput, JobFailed, Mismatch, Nondeterminism, OtherProgram
+from tallystick.errors import EditedOutside, InvalidInput, Mismatch, Nondeterminism, OtherProgram, StepFailed
 from tallystick.execution.job import JobSource
 from tallystick.execution.noise.freedom import Excess
 from tallystick.execution.program import verify_program
@@ -254,15 +256,22 @@ class _RunAudit:
                 outcome, context = self.replay.follow(record, frames[step])
             except EditedOutside as problem:  # the job's own doing, whoever recorded it
                 return step, str(problem)
+            except StepFailed as problem:
+                # Of torch (this machine has no such operator), or of the job; the log's only if the step ends without it.
+                if not self._ends_without_log(result.start, step, frames):
+                    return step, str(problem)
+                result.deviations.append(
+                    Deviation(
+                        step, "log_violation", "log", None, str(problem), "a log that it ends under", "log"
+                    )
+                )
+                return None
             except (InvalidInput, Nondeterminism) as problem:
                 result.deviations.append(
                     Deviation(step, "log_violation", "log", None, str(problem), "a valid log", "log")
                 )
                 return None
-            except (
-                RuntimeError,
-                JobFailed,
-            ) as problem:  # of torch: this machine has no such operator, or no memory for it; or of the job
+            except torch.OutOfMemoryError as problem:
                 return step, f"the step does not end here: {str(problem).splitlines()[0][:200]}"
             clock = report.phases.add("step", clock)
             result.deviations += compare_step(record, outcome, context.violations)
@@ -274,6 +283,21 @@ class _RunAudit:
             result.deviations += find_contradictions(self.directory, transcript, end, result)
         report.phases.add("commit", clock)
         return None
+
+    def _ends_without_log(self, start: int, step: int, frames: Mapping[int, bytes]) -> bool:
+        """Whether a step ends without its log, from the state that the logs of a segment lead to."""
+        replay, transcript = self.replay, self.transcript
+        roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
+        acceptance, replay.acceptance = replay.acceptance, None
+        try:
+            load_state(replay.session, self.directory.load_committed(start, roots[start]))
+            for each in range(start, step):
+                replay.follow(transcript.record(each), frames[each])
+            return replay.ends_by_itself()
+        except (InvalidInput, Mismatch, Nondeterminism):
+            return False
+        finally:
+            replay.acceptance = acceptance
 
 
 def _not_done(result: SegmentResult, step: int, why: str) -> SegmentResult:

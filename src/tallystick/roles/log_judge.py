@@ -22,7 +22,7 @@ from torch import Tensor
 from tallystick.commit.state import Entry
 from tallystick.dispute.terms import Ruling
 from tallystick.dispute.verdict import LogObjection
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StepFailed
 from tallystick.evidence.verification import quoted
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import activation_rule, is_noise_only, nearest_grid
@@ -36,7 +36,7 @@ from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.rounding import round_followed, round_followed_residues
 from tallystick.roles.comparison import find_noisy_sites, is_excused, violations_of
 from tallystick.roles.data_noise import REMEDY
-from tallystick.roles.replay import Replay, adopting
+from tallystick.roles.replay import Replay, adopting, under_log
 from tallystick.run.transcript import Transcript
 
 State = Mapping[str, Entry]
@@ -71,11 +71,16 @@ def rule_on_log(
     try:
         frame = frame_of(step)
         context = _doubting(replay, frame)
-        with adopting(replay.session, record):
+        with adopting(replay.session, record), under_log():
             outcome = run_step(replay.session, replay.job, context)
         context.finish()
     except (InvalidInput, Mismatch) as problem:
         return LogRuling(Ruling("trainer", f"step {step}: the log cannot be followed: {problem}"), "fault")
+    except StepFailed as problem:
+        load_state(replay.session, state)
+        if not replay.ends_by_itself():
+            return _nobody(f"step {step}: the judge cannot repeat the job's own step either: {problem}")
+        return LogRuling(Ruling("trainer", f"step {step}: {problem}"), "fault")
     except Nondeterminism as problem:
         return _nobody(f"step {step}: the judge cannot repeat the step under this log: {problem}")
     if outcome.batch != record.batch and replay.may_be_noise(step):

@@ -12,7 +12,7 @@ import numpy as np
 from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES, EntrySummary, HeldState, StateSummary
 from tallystick.commit.tensors import TensorDigest, digest_of
 from tallystick.dispute.bounds.formulas import is_false, is_ordinary, readings_of
-from tallystick.dispute.bounds.operands import UnknownFormError, stored_at
+from tallystick.dispute.bounds.operands import stored_at
 from tallystick.dispute.bounds.steps import StepFacts, formula_for
 from tallystick.dispute.exchange import MOST_PARTS
 from tallystick.dispute.objections import Objection
@@ -178,11 +178,9 @@ class Examination:
         dtype = op.outputs[number].tensor.dtype
         try:
             points = readings_of(formula_for(op, number, element, read, facts))
-        except (UnknownFormError, ArithmeticError, LookupError, ValueError) as problem:
+        except (InvalidInput, ArithmeticError, LookupError, ValueError) as problem:
             self.unknown = self.unknown or str(problem)
             return False
-        except InvalidInput:
-            return True
         if not all(is_ordinary(point, dtype) for point in points):
             self.unknown = self.unknown or f"operator {op.name}: numbers that some machines do not have"
             return False

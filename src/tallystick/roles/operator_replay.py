@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState
-from tallystick.commit.tensors import chunk_size, digest_of
+from tallystick.commit.tensors import chunk_hashes, chunk_size, digest_of
 from tallystick.dispute.bounds.steps import StepFacts
 from tallystick.dispute.operator_list import (
     BATCH,
@@ -25,7 +25,7 @@ from tallystick.execution.operator_trace import trace_step
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step_trace import KINDS, StepTrace
 from tallystick.roles.operator_trainer import TrainerSide
-from tallystick.roles.replay import Replay, adopting
+from tallystick.roles.replay import Replay, adopting, under_log
 from tallystick.run.documents import StepRecord
 
 
@@ -61,11 +61,26 @@ def defend(
         session = replay.session
         load_state(session, agreed.entries)
         context = session.following_context(frame)
-        with adopting(session, record):
+        with adopting(session, record), under_log():
             trace = trace_step(session, replay.job, agreed, context, chunk=chunk, keep=True)
+    if trace.incomplete is None:
+        trace.incomplete = _find_changed(trace)
     if trace.incomplete is None:
         _claim(trace, claimed_root, claimed)
     return TrainerSide(trace, base, agreed, claimed)
+
+
+def _find_changed(trace: StepTrace) -> str | None:
+    """Return which result is no longer what was hashed, in words: something wrote to it that torch does not see (numpy, say)."""
+    for (at, number), value in trace.values.items():
+        if value.hashes is None or value.data is None:
+            continue
+        data = np.ascontiguousarray(trace.array((at, number)))
+        if chunk_hashes(data.data if data.size else memoryview(b""), trace.chunk) != value.hashes:
+            return (
+                f"operator {at}: output {number} was changed afterwards by something that torch does not see"
+            )
+    return None
 
 
 def _claim(trace: StepTrace, root: bytes, claimed: HeldState | None) -> None:
@@ -115,7 +130,7 @@ def own_step(replay: Replay, agreed: HeldState, frame: bytes, record: StepRecord
     session = replay.session
     load_state(session, agreed.entries)
     context = session.following_context(frame)
-    with adopting(session, record):
+    with adopting(session, record), under_log():
         return trace_step(session, replay.job, agreed, context, chunk=chunk, keep=True)
 
 
@@ -131,7 +146,7 @@ def find_structure(replay: Replay, agreed: HeldState, record: Any, frame: bytes,
     session = replay.session
     load_state(session, agreed.entries)
     try:
-        with adopting(session, record):
+        with adopting(session, record), under_log():
             context = session.following_context(frame)
             trace_step(session, replay.job, agreed, context, chunk=CHUNK_BYTES, keep=False, watch=watch)
     except _StoppedError:

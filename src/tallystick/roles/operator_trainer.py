@@ -19,6 +19,7 @@ from tallystick.dispute.operator_game import (
 from tallystick.dispute.operator_list import (
     BATCH,
     END,
+    LEAF_LIMIT,
     LOAD,
     STORE,
     EarlierLeaf,
@@ -43,6 +44,9 @@ class TrainerSide:
         self.trace, self.base, self.agreed = trace, base, agreed
         self.claimed: State = {} if claimed is None else claimed.entries
         self.leaves = OperatorList(base, [operator.encode() for operator in trace.operators])
+        longest = max(map(len, self.leaves.leaves), default=0)
+        if longest > LEAF_LIMIT and trace.incomplete is None:
+            trace.incomplete = f"an operator has {longest} bytes in the list, at most {LEAF_LIMIT} are read"
 
     @property
     def committed(self) -> Committed:

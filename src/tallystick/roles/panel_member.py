@@ -16,7 +16,7 @@ from typing import Any
 from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.dispute.terms import PARTIES, DisputedPosition, Party
 from tallystick.dispute.verdict import parse_log_objection
-from tallystick.errors import InvalidInput, Nondeterminism, TallyError
+from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, TallyError
 from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import JobSource
 from tallystick.execution.session.hyperparameters import read_hyperparameters
@@ -168,7 +168,7 @@ def _computed_here(
         try:
             load_state(session, state)
             outcome = run_step(session, replay.job, session.recording_context(session.table))
-        except (InvalidInput, Nondeterminism):  # as in whoever repeats the run
+        except (InvalidInput, Nondeterminism, JobFailed, RuntimeError):  # as in whoever repeats the run
             return found
         found["step"] = f"{outcome.fingerprint:016x} {outcome.loss} {read_hyperparameters(session.optimizer)}"
     return found

@@ -231,12 +231,17 @@ class Referee:
             rounds["operators"] = found.rounds
         played = replace(self.played, rounds=sum(rounds.values()), rounds_per_level=rounds, operator=found)
         ruling: Ruling | None = None
-        if found is not None and found.loser == "trainer" and not self.answers_itself:
-            # The trainer's part was played by the job's program on this machine, whose noise may be to blame for where it
-            # ended: the whole step is judged as well, and only if that convicts too does the operator stand.
+        is_by_rule = found is not None and found.evidence is None  # of the game
+        if (
+            found is not None
+            and found.loser is not None
+            and not (is_by_rule and (self.answers_itself or found.loser == "auditor"))
+        ):
+            # The table may be wrong about an operator, a list may differ with the machine, and where the job's program played
+            # the trainer's part here, its noise may be to blame: the whole step is judged as well, and has the last word.
             ruling = step_judge.rule(position)
-            if ruling.loser != "trainer":
-                why = f"the trainer did not answer itself, and the whole step does not convict it: {found.reason}"
+            if ruling.loser != found.loser:
+                why = f"the whole step does not convict the {found.loser}: {ruling.reason}; the operator alone: {found.reason}"
                 found, written = replace(found, loser=None, reason=why, evidence=None), None
                 played = replace(played, operator=found)
         if found is not None and found.loser is not None:

@@ -6,9 +6,11 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
+
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
-from tallystick.errors import OtherProgram
+from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, OtherProgram, StepFailed
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.rounding.following import FollowingContext
@@ -61,7 +63,21 @@ class Replay:
         Raises:
             InvalidInput: the frame is malformed, or asks for something the step does not have.
             Nondeterminism: a value is not finite.
+            StepFailed: the job's own code or torch raised, which without this log it might not.
         """
+        with under_log():
+            return self._follow(record, frame)
+
+    def ends_by_itself(self) -> bool:
+        """Whether the session's next step ends without any log; one that it begins is not taken back."""
+        session = self.session
+        try:
+            run_step(session, self.job, session.recording_context(session.table))
+        except (InvalidInput, Nondeterminism, JobFailed, RuntimeError):
+            return False
+        return True
+
+    def _follow(self, record: StepRecord, frame: bytes) -> tuple[StepOutcome, FollowingContext]:
         session, acceptance = self.session, self.acceptance
         if acceptance is None:
             context = session.following_context(frame)
@@ -78,6 +94,22 @@ class Replay:
             acceptance.count(session, context)
         session.settle(context)
         return outcome, context
+
+
+@contextmanager
+def under_log() -> Generator[None]:
+    """Inside, a step is repeated under a log, which may be why the job's own code or torch raises something.
+
+    Raises:
+        StepFailed: it did; ``Replay.ends_by_itself`` tells more.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (JobFailed, RuntimeError) as problem:
+        text = str(problem).partition("\n")[0][:200]
+        raise StepFailed(f"the step does not end here under this log: {text}") from problem
 
 
 @contextmanager

@@ -15,7 +15,9 @@ class Odd(nn.Module):
     def forward(self, ids):
         x = self.table(ids)
         h = self.hidden((self.attended(x, ids) @ x).mean(1)).tanh()
-        return self.last(h + 1e-3 * (self.wrapped(ids, h.dtype) + self.huge(h.detach())))
+        return self.last(
+            h + 1e-3 * (self.wrapped(ids, h.dtype) + self.huge(h.detach()) + self.seldom(ids, h.detach()))
+        )
 
     def attended(self, x, ids):
         """Attention under two masks that add up to minus infinity, and one with rows in which nothing is left."""
@@ -39,6 +41,28 @@ class Odd(nn.Module):
             1, keepdim=True
         )
 
+    def seldom(self, ids, h):
+        """Forms of common operators that hardly anybody writes: other overloads, scalars that a float does not hold."""
+        spoilt = torch.frombuffer(bytearray([255, 0, 255]), dtype=torch.bool)
+        found = [
+            torch.relu(ids - 3).to(h.dtype),
+            torch.clamp(h, min=torch.tensor(-0.3), max=torch.tensor(0.5)),
+            torch.empty_like(h).bernoulli_(torch.full_like(h, 0.25)),
+            torch.cat([spoilt, spoilt]).to(h.dtype).expand(3, 6),
+            (16777216 + ids == 16777217.0).to(h.dtype),
+            ((h.abs() + 0.01) * 1e28).pow(1.3) * 1e-36,
+            (h * 1e9) / 1e40,
+            torch.zeros_like(h).add(h * 1e30, alpha=1e-40),
+            F.threshold(h, 0.1, 0.05),
+            *(
+                torch.tensor([1.0, 2.5, 0.5], dtype=t).to(h.dtype)[:, None]
+                for t in (torch.float16, torch.bfloat16)
+            ),
+        ]
+        return (
+            sum(each.mean(1, keepdim=True) for each in found) + F.threshold(self.last.bias, 0.1, 0.05).sum()
+        )
+
     def huge(self, h):
         """Nothing, by norms, means and exponentials that overflow, and a long product of scores that are masked."""
         masked = h.masked_fill(h.lt(-0.5), float("-inf")) @ self.last.weight.detach().t()
@@ -54,6 +78,7 @@ def build(settings):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randint(-32, 32, parameter.shape, generator=generator) / 64)
+        model.last.bias[0] = 0.1
 
     def batch(step):
         drawn = torch.Generator().manual_seed(step)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tallystick.dispute.bounds.formulas import LEAST, UNIT, Formula, Point, Read
+from tallystick.dispute.bounds.formulas import UNIT, Formula, Point, Read
 from tallystick.dispute.bounds.operands import (
+    ARRAY,
     FUNCTION,
     Rule,
     UnknownFormError,
@@ -21,6 +22,7 @@ from tallystick.dispute.bounds.operands import (
     position_of,
     scalar_at,
     slot_of,
+    verify_readable,
 )
 from tallystick.dispute.operator_list import Operator
 from tallystick.errors import InvalidInput
@@ -34,9 +36,9 @@ def _elementwise(arguments: tuple[str, ...], function: Elementwise) -> Rule:
     def rule(op: Operator, output: int, element: int, read: Read) -> Formula:
         position = position_of(op.outputs[output].view.shape, element)
         values = [scalar_at(op, name, position, read) for name in arguments]
-        least = LEAST.get(dtype_of(op, output), 0.0)
-        if any(0.0 < abs(each) < least for each in values):
-            raise UnknownFormError(f"operator {op.name}: of a number that some machines take for zero")
+        verify_readable(op, output, *values, op.number("alpha", 1))
+        if any(each.dtype in UNIT and each.dtype != dtype_of(op, output) for each in op.inputs):
+            raise UnknownFormError(f"operator {op.name}: rounds to one float and is stored as another")
         with np.errstate(all="ignore"):
             try:
                 value, units = function(op, *values)
@@ -79,8 +81,10 @@ def _pow(op: Operator, a: float, b: float) -> tuple[float, float]:
         if not 0 <= b <= 64:
             raise UnknownFormError(f"operator {op.name}: a whole number to the power {b}")
         return a**b, 0.0
-    value = math.pow(a, b)
-    return value, FUNCTION * max(1.0, abs(b)) * abs(value)
+    if math.isinf(a) or math.isinf(b):
+        raise UnknownFormError(f"operator {op.name}: of an infinity")
+    value, doubled = math.pow(a, b), 2.0 * abs(b * math.log(abs(a))) if a else 0.0  # the exponent is rounded
+    return value, (FUNCTION * max(1.0, abs(b)) + doubled) * abs(value)
 
 
 def _relative(function: Callable[[float], float], units: float = FUNCTION) -> Elementwise:
@@ -124,9 +128,19 @@ def _compared(function: Callable[[float, float], bool]) -> Rule:
     def rule(op: Operator, output: int, element: int, read: Read) -> Formula:
         if any(operand.dtype in UNIT for operand in op.inputs):
             raise UnknownFormError(f"operator {op.name}: a comparison of floats is a decision")
+        if op.slot("other") is None and op.number("other") not in _held_by(op.inputs[0].dtype):
+            raise UnknownFormError(f"operator {op.name}: against a number that torch makes another one")
         return inner(op, output, element, read)
 
     return rule
+
+
+def _held_by(dtype: str) -> range:
+    """Return the whole numbers that elements of ``dtype`` can be."""
+    bits = 8 * np.dtype(ARRAY[dtype]).itemsize
+    if dtype == "BOOL":
+        return range(2)
+    return range(2**bits) if dtype == "U8" else range(-(2 ** (bits - 1)), 2 ** (bits - 1))
 
 
 def _constant(argument: str | float) -> Rule:
@@ -196,15 +210,16 @@ def _relu(op: Operator, output: int, element: int, read: Read) -> Formula:
     """The branch of an element near zero may be the log's; the caller gives it as attribute-free ``decided``."""
     slot = slot_of(op, "self")
     position = position_of(op.outputs[output].view.shape, element)
-    x = float(read(slot, broadcast_at(op.inputs[slot].view, position))[0])
-    return Point(max(x, 0.0), exact=True)
+    return Point(max(read(slot, broadcast_at(op.inputs[slot].view, position))[0].item(), 0), exact=True)
 
 
 def _threshold_backward(op: Operator, output: int, element: int, read: Read) -> Formula:
+    """Of a ReLU; at another threshold the log may say on which side an element lies."""
+    allow_only(op, "threshold", 0)
     position = position_of(op.outputs[output].view.shape, element)
     g = float(scalar_at(op, "grad_output", position, read))
     x = float(scalar_at(op, "self", position, read))
-    return Point(0.0 if x <= op.number("threshold") else g, exact=True)
+    return Point(0.0 if x <= 0.0 else g, exact=True)
 
 
 def _same(op: Operator, output: int, element: int, read: Read) -> Formula:

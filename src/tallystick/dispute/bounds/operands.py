@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tallystick.dispute.bounds.formulas import LARGEST, UNIT, Floats, Formula, Indexes, Read
+from tallystick.dispute.bounds.formulas import LARGEST, LEAST, UNIT, Floats, Formula, Indexes, Read
 from tallystick.dispute.operator_list import Geometry, Operator
 from tallystick.errors import InvalidInput
 
@@ -123,6 +123,21 @@ def verify_bounded(op: Operator, output: int, *numbers: float) -> None:
     """
     if not all(abs(number) < LARGEST[dtype_of(op, output)] for number in numbers):
         raise UnknownFormError(f"operator {op.name}: numbers that some machines do not have")
+
+
+def verify_readable(op: Operator, output: int, *numbers: float) -> None:
+    """Return if every machine reads these numbers alike in the dtype of an output: none is flushed, none beyond its largest.
+
+    Raises:
+        UnknownFormError: some machine takes one for zero, or for an infinity.
+    """
+    dtype = dtype_of(op, output)
+    if dtype not in UNIT:
+        return
+    if any(0.0 < abs(number) < LEAST[dtype] for number in numbers):
+        raise UnknownFormError(f"operator {op.name}: of a number that some machines take for zero")
+    if any(LARGEST[dtype] <= abs(number) < math.inf for number in numbers):
+        raise UnknownFormError(f"operator {op.name}: of a number that some machines take for an infinity")
 
 
 def allow_only(op: Operator, name: str, *allowed: object) -> None:

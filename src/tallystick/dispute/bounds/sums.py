@@ -33,6 +33,7 @@ from tallystick.dispute.bounds.operands import (
     scalar_at,
     slot_of,
     span,
+    verify_readable,
 )
 from tallystick.dispute.operator_list import Operator
 
@@ -97,6 +98,7 @@ def _addmm(op: Operator, output: int, element: int, read: Read) -> Formula:
     i, j = position_of(op.outputs[output].view.shape, element)
     a, b = slot_of(op, "mat1"), slot_of(op, "mat2")
     alpha, beta = op.number("alpha", 1), op.number("beta", 1)
+    verify_readable(op, output, alpha, beta)
     bias = float(scalar_at(op, "self", (i, j), read))
 
     def finish(total: float, magnitude: float, each: float) -> tuple[float, float]:
@@ -112,6 +114,7 @@ def _baddbmm(op: Operator, output: int, element: int, read: Read) -> Formula:
     n, i, j = position_of(op.outputs[output].view.shape, element)
     a, b = slot_of(op, "batch1"), slot_of(op, "batch2")
     alpha, beta = op.number("alpha", 1), op.number("beta", 1)
+    verify_readable(op, output, alpha, beta)
     bias = float(scalar_at(op, "self", (n, i, j), read)) if beta else 0.0
 
     def finish(total: float, magnitude: float, each: float) -> tuple[float, float]:
