@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from tallystick.cli.main import main
+from tallystick.cli.run.programs import Elsewhere
 from tallystick.commit.state import Entry
+from tallystick.errors import TallyError
+from tallystick.execution.determinism import Profile, parse_profile
+from tallystick.roles import panel
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import forge_state
 
@@ -95,3 +99,67 @@ def test_a_script_that_begins_at_its_optimum_is_not_accused(
     assert main(["record", "--policy", "fp32", "--run", str(run), "--", "python", str(script)]) == 0
     code, found = audited(run, script, capsys)
     assert code in (0, 3), found
+
+
+TEACHER = """
+import torch
+from torch import nn
+import tallystick
+
+torch.manual_seed(0)
+x = torch.randint(0, 100, (64, 10)).float() / 50 - 1
+layers = [m for _ in range(16) for m in (nn.Tanh(), nn.Linear(64, 64))]
+teacher = nn.Sequential(nn.Linear(10, 64), *layers, nn.Linear(64, 2))
+with torch.no_grad():
+    for p in teacher.parameters():
+        p.mul_(10.0)  # what differs in a last bit is another number at the end
+student = nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 2))
+optimizer = torch.optim.SGD(student.parameters(), lr=0.05)
+tallystick.attach(student, optimizer)
+for i in range(0, 64, 16):
+    with torch.no_grad():
+        wanted = teacher(x[i : i + 16]) + OTHER
+    (student(x[i : i + 16]) - wanted).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_data_that_a_script_computes_accuse_nobody_under_another_arithmetic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(TEACHER.replace("OTHER", "0.0"))
+    program = ["--", "python", str(script)]
+    assert main(["record", "--policy", "fp32", "--run", str(run), *program]) == 0
+    capsys.readouterr()
+    code = main(["audit", str(run), "--profile", "sse4,threads=1", "--json", *program])
+    report = json.loads(capsys.readouterr().out or "{}")
+    assert (code, report["verdict"]) in ((0, "match"), (3, "cannot_reproduce")), report["first"]
+    if code:
+        assert report["first"]["own"].endswith("the program's data depend on the arithmetic")
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "doubt"),
+    [
+        ({3: "aa"}, None),
+        ({3: "bb"}, "bb under avx2"),
+        ({}, "the stated ones under avx2"),
+        (None, "gave no answer: killed"),
+    ],
+)
+def test_other_data_are_held_against_a_trainer_where_every_arithmetic_has_the_same(
+    elsewhere: dict[int, str] | None, doubt: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Elsewhere(["python", "train.py"], Path("run"), None)
+
+    def digests(profile: Profile) -> dict[int, str]:
+        if elsewhere is None:
+            raise TallyError("killed")
+        return elsewhere
+
+    monkeypatch.setattr(asked, "_digests", digests)
+    monkeypatch.setattr(panel, "panel_profiles", lambda: (parse_profile("avx2"),))
+    said = asked.doubts(3, "aa")
+    assert said is None if doubt is None else doubt in str(said)

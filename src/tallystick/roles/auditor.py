@@ -42,6 +42,7 @@ from tallystick.roles.comparison import (
     farther_than_trained,
     find_noisy_sites,
     is_excused,
+    may_follow_from_data,
 )
 from tallystick.roles.data_noise import REMEDY, is_explained, shaking
 from tallystick.roles.initial_state import (
@@ -405,6 +406,8 @@ def _find_noisy_data(
         return None
     session, first = replay.session, found[0]
     if session.step != result.end or not all(replay.may_be_noise(each.step) for each in found):
+        return None
+    if not all(may_follow_from_data(each) for each in result.deviations):
         return None
     if len(found) < len(result.deviations):
         own, acceptance, replay.acceptance = copied_state(session), replay.acceptance, None

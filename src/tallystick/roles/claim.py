@@ -153,7 +153,6 @@ class _ClaimWriter:
     def _leave(self, step: int, problem: Exception) -> None:
         """Go on without the trainer's log, which is not there or cannot be followed."""
         self._object(step, "log", WHOLE_SITE, str(problem))
-        self._note(step)
         self.has_left = True
 
     def _object_unless_noisy(self, step: int, violations: Sequence[Violation]) -> None:
@@ -173,8 +172,8 @@ class _ClaimWriter:
                 return
 
     def _object(self, step: int, site: str, element: int, rule: str) -> None:
-        if self.objection is None and not self.is_apart:
-            self._note(step)
+        self._note(step)
+        if self.objection is None:
             run = self.transcript.root().hex()
             self.objection = LogObjection(run, step, site[:LONGEST_TEXT], element, rule[:LONGEST_TEXT])
 

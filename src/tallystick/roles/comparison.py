@@ -39,6 +39,7 @@ from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
 
 LOSS = "loss"  # the name of its site
+FAR_LOSS = 0.25  # of itself: noise in data carries a loss no farther
 TO_EXCUSE = 12
 """Jittered repetitions before somebody is accused of a gradient: what two values leave of each other may move in one of three.
 
@@ -91,6 +92,16 @@ def _distance(x: np.ndarray, y: np.ndarray) -> float:
 
 def _largest(x: np.ndarray) -> float:
     return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
+
+
+def may_follow_from_data(deviation: Deviation) -> bool:
+    """Whether floating noise in a step's data can lead to a deviation of it: to no other rate, nor to a loss far away."""
+    if deviation.about == "schedule":
+        return False
+    if deviation.about != "loss" or not (deviation.own and deviation.stated):
+        return True
+    own, stated = (parse_hex_float(text, what="loss") for text in (deviation.own, deviation.stated))
+    return abs(own - stated) <= FAR_LOSS * max(abs(own), abs(stated))
 
 
 def compare_step(

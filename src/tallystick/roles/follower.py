@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -47,6 +47,7 @@ from tallystick.roles.comparison import compare_end, compare_step, is_excused, n
 from tallystick.roles.data_noise import has_floats
 from tallystick.roles.initial_state import (
     MODULES,
+    SETTINGS,
     Built,
     built_of,
     compare_beginning,
@@ -65,7 +66,6 @@ from tallystick.store.files import RunDirectory
 
 FOLLOW_VARIABLE = "TALLYSTICK_FOLLOW"
 ORDER = "order"  # subject of what a run's specification orders
-SETTINGS = ("document/optimizer", "document/scheduler")  # entries of a state that a program may still set
 
 
 class RecorderSettings(TypedDict, total=False):
@@ -104,6 +104,10 @@ class Follower(Loop[AuditReport]):
         steps: the first step that is followed and the one after the last, both where states are committed; all by default.
             The others are passed over, and nobody is accused of what a program does after those.
         sample: the segments that are followed, instead.
+
+    Attributes:
+        doubts_data: asked before anybody is accused of other data: for a step and the digest that they have here, in which
+            arithmetic of this machine the program has others there, in words; None if in none. By default nobody looked.
 
     Raises:
         InvalidInput: ``steps`` are not two committed states.
@@ -144,6 +148,7 @@ class Follower(Loop[AuditReport]):
         self._noisy: list[Deviation] = []
         self._differing: dict[str, Entry] = {}
         self._ordered = ordered
+        self.doubts_data: Callable[[int, str], str | None] = _one_arithmetic
         self._own: Mapping[str, Entry] = {}
         self._built: Mapping[str, Built] = {}
 
@@ -396,8 +401,24 @@ class Follower(Loop[AuditReport]):
         except OtherProgram as problem:  # whatever was found before, other code may have found
             cause = uncommitted(problem)
             self.report.segments = [SegmentResult(0, steps, "cannot_reproduce", [cause])]
+        for segment in self.report.segments:
+            self._doubt_data(segment)
         self._result = self.report
         return self.report
+
+    def _doubt_data(self, segment: SegmentResult) -> None:
+        """Accuse nobody of data that may be this machine's own: a program computes its data itself, before its steps."""
+        if segment.verdict not in ACCUSING or any(each.is_evidence for each in segment.deviations):
+            return
+        at = segment.first_step
+        data = next((each for each in segment.deviations if (each.step, each.about) == (at, "data")), None)
+        if data is not None and (doubt := self.doubts_data(data.step, data.own)) is not None:
+            segment.verdict = "cannot_reproduce"
+            segment.deviations.insert(0, replace(data, kind="cannot_reproduce", own=doubt))
+
+
+def _one_arithmetic(step: int, own: str) -> str:
+    return f"{own[:16]}.. here, under one arithmetic; `tally audit RUN -- python ..` asks others before it accuses"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import state_entries
 from tallystick.run.transcript import CURSOR
 
-DOCUMENTS = ("document/optimizer", "document/scheduler", CURSOR)
+SETTINGS = ("document/optimizer", "document/scheduler")  # entries of a state that a program may still set
+DOCUMENTS = (*SETTINGS, CURSOR)
 MODULES = ("model/", "extra/")
 OPTIMIZER = "optimizer/"  # entries of tensors that the optimizer holds: momentum can carry weights anywhere
 CHUNK = 1 << 16  # elements compared at a time

@@ -42,6 +42,7 @@ from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.policy import Policy, find_policy
+from tallystick.roles.initial_state import SETTINGS, settings_of
 from tallystick.roles.loop import FROM_OPERATORS, Loop, main_program
 from tallystick.roles.run_writer import Progress, RunWriter
 from tallystick.roles.taking_up import TakenUp, take_up
@@ -128,6 +129,7 @@ class Recorder(Loop[RunStatement]):
             raise
         self._writer: RunWriter | None = None
         self._left: tuple[list[int], int] | None = None
+        self._noted: dict[str, Entry] = {}
 
     def _begin_with(self, session: Session) -> None:
         self._writer = RunWriter(session, self._directory, self.phases)
@@ -175,6 +177,11 @@ class Recorder(Loop[RunStatement]):
         number = session.step
         self._number = number
         self._program.go_on()
+        if (
+            number == 0
+        ):  # until its optimizer steps a program may set a rate, and a follower has what there was before
+            noted = settings_of(session)
+            self._noted = {name: noted[name] for name in SETTINGS}
         if self._loss is not None:
             if session.is_calibration_step(number) and not self._has_begun(number):
                 self._calibrate(batch, before)
@@ -272,7 +279,7 @@ class Recorder(Loop[RunStatement]):
 
     def _begin_writing(self, writer: RunWriter) -> None:
         self._program.name_variables()
-        writer.begin(self._specification, self._program)
+        writer.begin(self._specification, self._program, self._noted)
 
     def _specification(self, root: str, program: Program) -> Specification:
         return specification_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -136,9 +136,17 @@ class RunWriter:
         self._entries: list[Entry] = []
         self._program: LocalProgram | None = None
 
-    def begin(self, specification: Callable[[str, Program], Specification], program: LocalProgram) -> None:
-        """Commit the initial state, then write the files of ``program`` and the specification that names both."""
-        entries = state_entries(self.session)
+    def begin(
+        self,
+        specification: Callable[[str, Program], Specification],
+        program: LocalProgram,
+        noted: Mapping[str, Entry] | None = None,
+    ) -> None:
+        """Commit the initial state, then write the files of ``program`` and the specification that names both.
+
+        ``noted`` are entries of it as they were when its first step began, by name.
+        """
+        entries = [(noted or {}).get(entry.name, entry) for entry in state_entries(self.session)]
         committed, contents = program.collect()
         root = summarise(entries, pool=self._hashers, leaves=leaf_hashes).root().hex()
         self.specification, self._program = specification(root, committed), program

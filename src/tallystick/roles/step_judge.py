@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tallystick.commit.state import (
@@ -20,7 +20,13 @@ from tallystick.execution.step import batch_digest
 from tallystick.numerics.log import decode_frame
 from tallystick.roles.acceptable_states import AcceptableStates
 from tallystick.roles.audit_report import EVIDENCE, FINGERPRINT, Deviation
-from tallystick.roles.comparison import compare_step, farther_than_trained, find_noisy_sites, is_excused
+from tallystick.roles.comparison import (
+    compare_step,
+    farther_than_trained,
+    find_noisy_sites,
+    is_excused,
+    may_follow_from_data,
+)
 from tallystick.roles.data_noise import REMEDY, Shaking, is_explained, shaking
 from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.panel import Panel
@@ -31,8 +37,7 @@ from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import Transcript, check_cursor, check_fingerprint
 
 CANNOT = "cannot_reproduce"
-
-
+MOST_RECORDS = 16  # steps on whose records the judge rules, of those before the disputed one
 NOT_PROVEN = "not_proven"
 
 
@@ -60,6 +65,16 @@ class StepFinding:
         return self.ruling.loser == "trainer" or (self.ruling.loser == "auditor" and self.records is not None)
 
 
+def _excusable(ours: StepRecord, theirs: StepRecord) -> tuple[bool, bool]:
+    """Return whether two records differ in nothing but what noise may reach, and but their data; what is false sorts first."""
+    same = replace(theirs, batch=ours.batch)
+    is_data = record_claims(ours) == record_claims(same)
+    is_noise = record_claims(ours) == record_claims(
+        replace(same, loss=ours.loss, fingerprint=ours.fingerprint)
+    )
+    return is_noise, is_data
+
+
 @dataclass
 class StepJudge:
     """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows.
@@ -83,24 +98,19 @@ class StepJudge:
     def rule_on_agreed(self, end: int, objection: LogObjection | None) -> list[StepFinding]:
         """Return the rulings on steps before ``end``, on whose states both parties agree; one that convicts the trainer ends it.
 
-        The auditor's objection to a log, and the first step that the parties' records describe differently, the earlier
-        first. Behind a log that cannot be followed the auditor went its own way, and its records differ honestly.
+        The auditor's objection to a log, and a step that the parties' records describe differently, the earlier first. Of such
+        steps those that differ in more than data are looked at first, until one blames somebody: what blames nobody hides none.
+        Behind a log that cannot be followed the auditor went its own way, and its records differ honestly.
         """
         pending: list[tuple[int, Callable[[], StepFinding | None]]] = []
         if objection is not None and objection.step < end:
             pending.append((objection.step, lambda: self._rule_on_log(objection)))
             end = objection.step if objection.site == "log" else end
-        differing = next(
-            (
-                s
-                for s in range(end)
-                if record_claims(self.transcript.record(s))
-                != record_claims(self.auditors_transcript.record(s))
-            ),
-            None,
-        )
-        if differing is not None:
-            pending.append((differing, lambda: self._rule_on_records(differing)))
+        pairs = ((s, self.transcript.record(s), self.auditors_transcript.record(s)) for s in range(end))
+        differing = [(s, a, b) for s, a, b in pairs if record_claims(a) != record_claims(b)]
+        if differing:
+            chosen = [s for s, _, _ in sorted(differing, key=lambda each: (*_excusable(*each[1:]), each[0]))]
+            pending.append((differing[0][0], lambda: self._rule_on_any(chosen[:MOST_RECORDS])))
         found: list[StepFinding] = []
         for _, rule in sorted(pending, key=lambda each: each[0]):
             finding = rule()
@@ -166,6 +176,16 @@ class StepJudge:
         self.by_bytes = True
         return Ruling("trainer", self._withheld[step])
 
+    def _rule_on_any(self, steps: Sequence[int]) -> StepFinding | None:
+        """Return the first finding that blames somebody, else the first of all."""
+        found: StepFinding | None = None
+        for step in steps:
+            finding = self._rule_on_records(step)
+            if finding is not None and finding.ruling.loser != "none":
+                return finding
+            found = found or finding
+        return found
+
     def _rule_on_records(self, step: int) -> StepFinding | None:
         who = self.who_misstates(step)
         if who is None:
@@ -222,13 +242,14 @@ class StepJudge:
             found = compare_step(stated, outcome, [])
             if not found:
                 continue
-            if all(each.about == "data" for each in found) and self.replay.may_be_noise(step):
+            is_noise = any(each.about == "data" for each in found) and self.replay.may_be_noise(step)
+            if is_noise and all(may_follow_from_data(each) for each in found):
                 return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format(party)}"), CANNOT
             noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
             if all(is_excused(deviation, noisy) for deviation in found):
                 why = f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
                 return Ruling("none", why), CANNOT
-            first = found[0]
+            first = next((each for each in found if not (is_noise and may_follow_from_data(each))), found[0])
             why = f"step {step}: {first.subject} is {first.own}, the {party} says {first.stated}"
             return Ruling(party, why), "fault"
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from tallystick.cli.options import (
 )
 from tallystick.cli.profiles import rerun_under
 from tallystick.cli.run.judging import Signing, StatementKey, StatementOut, load_signing
-from tallystick.cli.run.programs import arguments_after, refuse_with_program, run_program
+from tallystick.cli.run.programs import ALONE, Elsewhere, arguments_after, refuse_with_program, run_program
 from tallystick.cli.run.sampling import (
     AnnouncementFile,
     AnnounceOut,
@@ -246,6 +247,8 @@ def _audit_program(
             steps=wanted.segment, sample=wanted.drawn,
         )  # fmt: skip
         follower.has_jitter, follower.report.profile = profile.jitter, str(profile)
+        if ALONE not in os.environ:
+            follower.doubts_data = Elsewhere(command, directory.path, wanted.segment).doubts
         return follower
 
     display = StepDisplay("audit")

@@ -6,18 +6,23 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING
 
+from tallystick.cli.profiles import run_child
+from tallystick.cli.terminal import say
 from tallystick.errors import InvalidInput, JobFailed, TallyError
 from tallystick.execution.program_watch import journal_of_its_own
 
 if TYPE_CHECKING:
+    from tallystick.execution.determinism import Profile
     from tallystick.roles.attached import Attached, ProgramRun
 
+ALONE = "TALLYSTICK_ONE_ARITHMETIC"  # set in a process that is asked what a program's data are under another arithmetic
 INTERPRETER = "python"  # how the names of interpreters begin
 
 
@@ -62,6 +67,41 @@ def _parsed(command: Sequence[str]) -> tuple[bool, str, list[str]]:
     if not Path(rest[0]).is_file():
         raise InvalidInput(f"{rest[0]}: there is no such program")
     return False, rest[0], rest[1:]
+
+
+@dataclass
+class Elsewhere:
+    """What a program's data are under the other arithmetics of a panel, each in a process of its own, once they are asked for."""
+
+    command: Sequence[str]
+    run: Path
+    steps: tuple[int, int] | None
+    _found: dict[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
+
+    def doubts(self, step: int, own: str) -> str | None:
+        """Return in which arithmetic the data of ``step`` have another digest than ``own``, in words; None if in none."""
+        from tallystick.roles.panel import panel_profiles
+
+        for profile in panel_profiles():
+            try:
+                found = self._found.setdefault(str(profile), self._digests(profile))
+            except TallyError as problem:
+                return f"{own[:16]}.. here; under {profile} the program gave no answer: {problem}"[:300]
+            if (other := found.get(step, "the stated ones")) != own:
+                return f"{own[:16]}.. here, {other[:16]} under {profile}: the program's data depend on the arithmetic"
+        return None
+
+    def _digests(self, profile: Profile) -> Mapping[int, str]:
+        """Return the digests that differ from the stated ones, by step."""
+        from tallystick.roles.audit_report import BATCH_DIGEST
+
+        part = () if self.steps is None else ("--steps", "{}:{}".format(*self.steps))
+        arguments = ("audit", str(self.run), *part, "--profile", str(profile), "--json", "--", *self.command)
+        say(f"the data differ: the program is run again under {profile}, before anybody is accused of that")
+        report = run_child(arguments, profile, {ALONE: "1"})
+        deviations = (each for segment in report["segments"] for each in segment["deviations"])
+        wanted = BATCH_DIGEST, "mismatch"  # not what was made of one
+        return {each["step"]: each["own"] for each in deviations if (each["subject"], each["kind"]) == wanted}
 
 
 def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> Attached:

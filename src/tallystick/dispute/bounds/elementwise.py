@@ -128,19 +128,18 @@ def _compared(function: Callable[[float, float], bool]) -> Rule:
     def rule(op: Operator, output: int, element: int, read: Read) -> Formula:
         if any(operand.dtype in UNIT for operand in op.inputs):
             raise UnknownFormError(f"operator {op.name}: a comparison of floats is a decision")
-        if op.slot("other") is None and op.number("other") not in _held_by(op.inputs[0].dtype):
+        if op.slot("other") is None and not _holds(op.inputs[0].dtype, op.number("other")):
             raise UnknownFormError(f"operator {op.name}: against a number that torch makes another one")
         return inner(op, output, element, read)
 
     return rule
 
 
-def _held_by(dtype: str) -> range:
-    """Return the whole numbers that elements of ``dtype`` can be."""
+def _holds(dtype: str, number: float) -> bool:
+    """Whether elements of ``dtype`` can be a whole ``number``."""
     bits = 8 * np.dtype(ARRAY[dtype]).itemsize
-    if dtype == "BOOL":
-        return range(2)
-    return range(2**bits) if dtype == "U8" else range(-(2 ** (bits - 1)), 2 ** (bits - 1))
+    least, most = (0, 2**bits - 1) if dtype in ("U8", "BOOL") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return isinstance(number, int) and least <= number <= (1 if dtype == "BOOL" else most)
 
 
 def _constant(argument: str | float) -> Rule:
