@@ -271,7 +271,7 @@ ODD = Path(__file__).parent / "programs" / "odd.py"
     ("kind", "steps"),
     [
         ("recurrent", 12), ("recomputed", 12), ("penalty", 12), ("skips", 9), ("closure", 12), ("prefetches", 24),
-        ("averages", 12), ("sparse", 6), ("experts", 12),
+        ("averages", 12), ("sparse", 6), ("experts", 12), ("warms_up", 12),
     ],
 )  # fmt: skip
 def test_what_people_do_in_a_loop_is_recorded_and_followed_under_other_arithmetic(

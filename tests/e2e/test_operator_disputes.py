@@ -591,3 +591,20 @@ def test_a_list_that_no_judge_can_read_is_not_handed_over(tmp_path: Path, form: 
     honest = HonestStep(str(path), "fp32", tmp_path / "run", jitter=False)
     assert honest.side.trace.incomplete is not None
     honest.close()
+
+
+def test_an_objection_that_is_false_does_not_save_a_trainer_whose_state_is_false(tmp_path: Path) -> None:
+    """An honest auditor may be wrong about an operator, whose leaf differs with the machine: the whole step has the last word."""
+    run, claim, source = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim"), find_source("digits")
+    cheat = CHEATS["edited_weights"](2)
+    cheat.run(replace(order("digits", "fp32", 3), checkpoint_every=1), run)
+    write_claim(run, source, claim)
+    honest = HonestStep("digits", "fp32", tmp_path / "honest", jitter=False)
+    at = next(at for at, op in enumerate(honest.side.trace.operators) if op.name == "aten::relu")
+    honest.close()
+
+    found = dispute(run, claim, source, defence=cheat.defence(source), objection=Objection(at, 0, 0))
+
+    assert found.operator is not None
+    assert "the whole step does not convict the auditor" in found.operator.reason
+    assert found.loser == "trainer"

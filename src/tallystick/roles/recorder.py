@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation, StoreError
 from tallystick.execution.noise.calibration import calibrate, repetitions_at
 from tallystick.execution.noise.passes import gradients_under

@@ -185,5 +185,18 @@ def experts() -> None:
     train(model, torch.optim.AdamW(model.parameters(), 1e-2), plain)
 
 
+def warms_up() -> None:
+    """The rate is set between the backward pass and the optimizer's step, from the first step on."""
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    tallystick.attach(model, optimizer)
+    for step in range(STEPS):
+        part = slice(step * BATCH, (step + 1) * BATCH)
+        plain(model, inputs[part], labels[part]).backward()
+        optimizer.param_groups[0]["lr"] = 1e-2 * min(1.0, (step + 1) / 4)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

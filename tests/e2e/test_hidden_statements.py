@@ -1,0 +1,93 @@
+"""What one record that blames nobody must not hide: a log that an auditor was not served, and false records of other steps."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tallystick.commit.encoding import hex_float
+from tallystick.execution.job import find_source
+from tallystick.numerics.policy import find_policy
+from tallystick.roles.auditor import audit
+from tallystick.roles.claim import AuditorClaim, write_claim
+from tallystick.roles.judge import dispute
+from tallystick.roles.trainer import Order, record
+from tallystick.run.documents import StepRecord
+from tallystick.store.files import RunDirectory
+from tallystick.testing.cheats import forge, honest_defence
+
+JOB = """
+import torch
+from tallystick.execution.job import Job
+
+
+def build(settings):
+    model = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.Tanh(), torch.nn.Linear(24, 4))
+    torch.nn.init.normal_(model[0].weight, std=0.3)
+
+    def batch(step):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(32, 12, generator=generator) + 0.1 * torch.randn(32, 12)
+        return x, torch.randint(0, 4, (32,), generator=generator)
+
+    def loss(net, both):
+        return torch.nn.functional.cross_entropy(net(both[0]), both[1])
+
+    return Job(model, torch.optim.SGD(model.parameters(), lr=0.2), batch, loss, steps=8)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run of data that every machine computes a little otherwise, whose first record states a digest that nobody has."""
+    path = tmp_path / "job.py"
+    path.write_text(JOB)
+    run = RunDirectory(tmp_path / "run")
+    policy = find_policy("fp32", recalibrate_every=4)
+    record(Order(find_source(str(path)), {}, policy, steps=8, checkpoint_every=4), run)
+    forge(run, lambda each: replace(each, batch="ab" * 32) if each.step == 0 else each)
+    return run
+
+
+def test_an_auditor_that_was_served_a_spoilt_log_says_so_whatever_records_state(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    """Its own later states have no noise measured at step 4: held against it, they would convict it."""
+    source, served, claim = find_source(str(tmp_path / "job.py")), tmp_path / "served", tmp_path / "claim"
+    forge(run, lambda each: replace(each, fingerprint="ab" * 8) if each.step == 1 else each)
+    shutil.copytree(run.path, served)
+    log = RunDirectory(served).log_path(4)
+    log.write_bytes(bytes([log.read_bytes()[0] ^ 255]) + log.read_bytes()[1:])
+
+    written = write_claim(RunDirectory(served), source, RunDirectory(claim))
+    found = dispute(run, RunDirectory(claim), source, defence=honest_defence(source))
+
+    assert isinstance(written, AuditorClaim)
+    assert written.objection is not None
+    assert (written.first_deviation, written.objection.step, written.objection.site) == (0, 4, "log")
+    assert (found.loser, found.step) == ("trainer", 1), found.reason
+
+
+@pytest.mark.parametrize("what", ["rate", "loss"])
+def test_data_that_noise_explains_excuse_no_other_rate_and_no_loss_far_away(
+    run: RunDirectory, what: str, tmp_path: Path
+) -> None:
+    source, claim = find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "claim")
+
+    def misstated(each: StepRecord) -> StepRecord:
+        if each.step < 1:
+            return each
+        if what == "loss":
+            return replace(each, loss=hex_float(0.001))
+        schedule = tuple((group, name, hex_float(0.5)) for group, name, _ in each.schedule)
+        return replace(each, schedule=schedule)
+
+    assert audit(run, source).verdict == "cannot_reproduce"
+    forge(run, misstated)
+    assert audit(run, source).verdict == "mismatch"
+    write_claim(run, source, claim)
+    found = dispute(run, claim, source, defence=honest_defence(source))
+    assert (found.loser, found.step) == ("trainer", 1), found.reason
