@@ -202,6 +202,12 @@ def test_no_operator_on_odd_numbers_convicts_an_honest_trainer(odd: HonestStep) 
     assert odd.objection(odd.side) is None
 
 
+def test_no_operator_names_a_decision_that_it_does_not_take(odd: HonestStep) -> None:
+    """Of whole numbers there is none: the number would be that of another site, or -1."""
+    relus = [op for op in odd.side.trace.operators if op.name == "aten::relu"]
+    assert {(op.outputs[0].tensor.dtype, "decision" in op.attributes) for op in relus} == {("I64", False)}
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_one_false_element_among_odd_numbers_convicts(odd: HonestStep) -> None:
     """Whole numbers, truths, and a product of ordinary numbers."""
@@ -571,13 +577,29 @@ def test_whatever_the_table_says_of_an_operator_no_honest_trainer_is_convicted_b
     assert (found.loser, found.record) == ("auditor", None)
 
 
+CHANGED_UNSEEN = """
+
+def changed_unseen(h):
+    m = torch.zeros(4, dtype=h.dtype)
+    m.numpy()[1] = 1.0
+    return (h.mean() * m).sum()
+"""
+
+
 @pytest.mark.parametrize(
     "form",
     [
         "torch.stack([ids[0] + 0] * 2000).to(h.dtype).mean()",
         "ids.view(torch.int32).clone().to(h.dtype).mean()",
+        "(torch._neg_view(h) + 1.0).mean()",
+        "changed_unseen(h)",
     ],
-    ids=["a leaf that is too long", "bits of another dtype"],
+    ids=[
+        "a leaf that is too long",
+        "bits of another dtype",
+        "a sign that no byte says",
+        "memory that numpy writes",
+    ],
 )
 def test_a_list_that_no_judge_can_read_is_not_handed_over(tmp_path: Path, form: str) -> None:
     """An answer that is refused would be a forfeit, and a reading that does not fit the trainer's fault."""
@@ -588,6 +610,7 @@ def test_a_list_that_no_judge_can_read_is_not_handed_over(tmp_path: Path, form: 
     )
     path = tmp_path / "odd.py"
     path.write_text(text)
+    path.write_text(path.read_text() + CHANGED_UNSEEN)
     honest = HonestStep(str(path), "fp32", tmp_path / "run", jitter=False)
     assert honest.side.trace.incomplete is not None
     honest.close()
@@ -595,7 +618,11 @@ def test_a_list_that_no_judge_can_read_is_not_handed_over(tmp_path: Path, form: 
 
 def test_an_objection_that_is_false_does_not_save_a_trainer_whose_state_is_false(tmp_path: Path) -> None:
     """An honest auditor may be wrong about an operator, whose leaf differs with the machine: the whole step has the last word."""
-    run, claim, source = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim"), find_source("digits")
+    run, claim, source = (
+        RunDirectory(tmp_path / "run"),
+        RunDirectory(tmp_path / "claim"),
+        find_source("digits"),
+    )
     cheat = CHEATS["edited_weights"](2)
     cheat.run(replace(order("digits", "fp32", 3), checkpoint_every=1), run)
     write_claim(run, source, claim)

@@ -126,15 +126,17 @@ for i in range(0, 64, 16):
 
 
 def test_data_that_a_script_computes_accuse_nobody_under_another_arithmetic(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script, run = tmp_path / "train.py", tmp_path / "run"
     script.write_text(TEACHER.replace("OTHER", "0.0"))
     program = ["--", "python", str(script)]
     assert main(["record", "--policy", "fp32", "--run", str(run), *program]) == 0
-    capsys.readouterr()
-    code = main(["audit", str(run), "--profile", "sse4,threads=1", "--json", *program])
-    report = json.loads(capsys.readouterr().out or "{}")
+    capfd.readouterr()
+    code = main(
+        ["audit", str(run), "--profile", "sse4,threads=1", "--json", *program]
+    )  # a process of its own
+    report = json.loads(capfd.readouterr().out)
     assert (code, report["verdict"]) in ((0, "match"), (3, "cannot_reproduce")), report["first"]
     if code:
         assert report["first"]["own"].endswith("the program's data depend on the arithmetic")

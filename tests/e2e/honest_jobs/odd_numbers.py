@@ -54,6 +54,10 @@ class Odd(nn.Module):
             (h * 1e9) / 1e40,
             torch.zeros_like(h).add(h * 1e30, alpha=1e-40),
             F.threshold(h, 0.1, 0.05),
+            (ids.to(torch.uint8) > -1).to(h.dtype),
+            torch.mul(h, h * 0.3, out=torch.zeros(h.shape, dtype=torch.float64)).to(h.dtype),
+            *torch._foreach_mul([h, h + 1], 0.5),
+            torch.nan_to_num(h.masked_fill(h.lt(-0.3), float("-inf")) ** 0.5),
             *(
                 torch.tensor([1.0, 2.5, 0.5], dtype=t).to(h.dtype)[:, None]
                 for t in (torch.float16, torch.bfloat16)
