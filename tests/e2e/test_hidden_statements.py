@@ -10,6 +10,11 @@ import pytest
 
 from tallystick.commit.encoding import hex_float
 from tallystick.execution.job import find_source
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.grids import is_noise_only
+from tallystick.execution.session.session import Session
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.auditor import audit
 from tallystick.roles.claim import AuditorClaim, write_claim
@@ -91,3 +96,61 @@ def test_data_that_noise_explains_excuse_no_other_rate_and_no_loss_far_away(
     write_claim(run, source, claim)
     found = dispute(run, claim, source, defence=honest_defence(source))
     assert (found.loser, found.step) == ("trainer", 1), found.reason
+
+
+@pytest.mark.parametrize("digests", [(0,), (0, 4)])
+def test_data_that_noise_explains_excuse_no_grid_that_the_policy_does_not_have(
+    digests: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Nor does an objection to one keep an auditor from saying nothing of states behind a log that it was not served."""
+    path = tmp_path / "job.py"
+    path.write_text(JOB)
+    source, run, served = find_source(str(path)), RunDirectory(tmp_path / "run"), tmp_path / "served"
+    policy = find_policy("fp32", recalibrate_every=4)
+
+    honest = Session.recording_context
+
+    def coarser(session: Session, before: GridTable) -> RecordingContext:
+        made = honest(session, before)
+        wide = {
+            at: replace(grid, band=min(grid.band + 6, -1), floor=grid.floor + 6)
+            if at[0] == Kind.GRADIENT and not is_noise_only(grid) and grid.floor <= -6 else grid
+            for at, grid in made.table.sites.items()
+        }  # fmt: skip
+        made.table, made._grids = GridTable(wide), wide  # pyright: ignore[reportPrivateUsage]
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "recording_context", coarser)
+        record(Order(source, {}, policy, steps=8, checkpoint_every=4), run)
+    forge(run, lambda each: replace(each, batch="ab" * 32) if each.step in digests else each)
+    shutil.copytree(run.path, served)
+    log = RunDirectory(served).log_path(4)
+    log.write_bytes(bytes([log.read_bytes()[0] ^ 255]) + log.read_bytes()[1:])
+
+    assert audit(run, source).verdict in ("mismatch", "log_violation")
+    claim = RunDirectory(tmp_path / "claim")
+    write_claim(RunDirectory(served), source, claim)
+    found = dispute(run, claim, source, defence=honest_defence(source))
+    assert found.loser == "trainer", found.reason
+
+
+def test_sixteen_records_that_blame_nobody_hide_none_that_is_false(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(JOB.replace("steps=8", "steps=24"))
+    source, run, claim = (
+        find_source(str(path)),
+        RunDirectory(tmp_path / "run"),
+        RunDirectory(tmp_path / "claim"),
+    )
+    record(Order(source, {}, find_policy("fp32"), steps=24, checkpoint_every=8), run)
+
+    def misstated(each: StepRecord) -> StepRecord:
+        if each.step >= 16:
+            return replace(each, loss=hex_float(0.001), fingerprint="ab" * 8)
+        return replace(each, batch="ab" * 32, loss=hex_float(1.1 * float.fromhex(str(each.loss))))
+
+    forge(run, misstated)
+    write_claim(run, source, claim)
+    found = dispute(run, claim, source, defence=honest_defence(source))
+    assert (found.loser, found.step) == ("trainer", 16), found.reason

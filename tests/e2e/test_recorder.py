@@ -145,7 +145,7 @@ def test_whole_numbers_that_are_other_ones_are_other_data_in_a_loop(
 
     loop(tallystick.Recorder(path, policy="fp32", steps=2, program=__file__), 0)
     follower = tallystick.Follower(path, program=__file__)
-    follower.doubts_data = lambda step, own: None
+    follower.doubts = lambda step, subject, own: None
     assert loop(follower, 1).verdict == "mismatch"
     assert loop(tallystick.Follower(path, program=__file__), 1).verdict == "cannot_reproduce"
 

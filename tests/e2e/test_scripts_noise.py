@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tallystick.cli.main import main
-from tallystick.cli.run.programs import Elsewhere
+from tallystick.cli.run.programs import OtherArithmetics
 from tallystick.commit.state import Entry
 from tallystick.errors import TallyError
 from tallystick.execution.determinism import Profile, parse_profile
@@ -139,29 +139,29 @@ def test_data_that_a_script_computes_accuse_nobody_under_another_arithmetic(
     report = json.loads(capfd.readouterr().out)
     assert (code, report["verdict"]) in ((0, "match"), (3, "cannot_reproduce")), report["first"]
     if code:
-        assert report["first"]["own"].endswith("the program's data depend on the arithmetic")
+        assert report["first"]["own"].endswith("it depends on the arithmetic")
 
 
 @pytest.mark.parametrize(
     ("elsewhere", "doubt"),
     [
-        ({3: "aa"}, None),
-        ({3: "bb"}, "bb under avx2"),
-        ({}, "the stated ones under avx2"),
+        ({(3, "batch digest"): "aa"}, None),
+        ({(3, "batch digest"): "bb"}, "bb under avx2"),
+        ({(3, "loss"): "aa"}, "as stated under avx2"),
         (None, "gave no answer: killed"),
     ],
 )
 def test_other_data_are_held_against_a_trainer_where_every_arithmetic_has_the_same(
-    elsewhere: dict[int, str] | None, doubt: str | None, monkeypatch: pytest.MonkeyPatch
+    elsewhere: dict[tuple[int, str], str] | None, doubt: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Elsewhere(["python", "train.py"], Path("run"), None)
+    asked = OtherArithmetics(["python", "train.py"], Path("run"), None)
 
-    def digests(profile: Profile) -> dict[int, str]:
+    def differing(profile: Profile) -> dict[tuple[int, str], str]:
         if elsewhere is None:
             raise TallyError("killed")
         return elsewhere
 
-    monkeypatch.setattr(asked, "_digests", digests)
+    monkeypatch.setattr(asked, "_differing", differing)
     monkeypatch.setattr(panel, "panel_profiles", lambda: (parse_profile("avx2"),))
-    said = asked.doubts(3, "aa")
+    said = asked.doubts(3, "batch digest", "aa")
     assert said is None if doubt is None else doubt in str(said)

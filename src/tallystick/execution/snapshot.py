@@ -6,7 +6,9 @@ grids and the data cursor. Floating tensors are float32, the values being float3
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -338,3 +340,36 @@ def _untagged(value: Any, what: str) -> Any:
             except TypeError as problem:
                 raise InvalidInput(f"{what}: {problem}") from None
     raise InvalidInput(f"{what}: {sorted(value)} is not a tagged value")
+
+
+@dataclass(frozen=True)
+class BeforeStep:
+    """What a step's passes follow from, as it was before the step."""
+
+    weights: list[Tensor]
+    buffers: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, session: Session) -> BeforeStep:
+        """Return copies of what the session has now."""
+        return cls(
+            [p.detach().clone() for _, p in session.parameters],
+            {name: each.clone() for name, each in session.tensors.all_buffers()},
+        )
+
+    @contextmanager
+    def again(self, session: Session, step: int) -> Generator[None]:
+        """Inside, the session is before ``step``, but for what its optimizer keeps."""
+        now, done = BeforeStep.of(session), session.step
+        try:
+            self._put(session, step)
+            yield
+        finally:
+            now._put(session, done)
+
+    def _put(self, session: Session, step: int) -> None:
+        session.step = step
+        with torch.no_grad():
+            for (_, p), value in zip(session.parameters, self.weights, strict=True):
+                p.data.copy_(value)  # no change that torch counts
+        session.tensors.put_back(self.buffers)

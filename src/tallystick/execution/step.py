@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tallystick.commit.encoding import canonical_json, frame
-from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, TallyError
+from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, StepFailed, TallyError
 from tallystick.execution.dispatch.rows import RowOperators
 from tallystick.execution.job import Batch, Job
 from tallystick.execution.rounding.context import RoundingContext
@@ -99,6 +99,22 @@ def _blaming(what: str, session: Session, dtype: torch.dtype) -> Generator[None]
                 "job makes elsewhere is what it was: make a module one of Job's extra, cast a tensor with .to(other.dtype)"
             )
         raise JobFailed(f"job: {what} raised {text}{hint}") from problem
+
+
+@contextmanager
+def under_log(what: str = "under this log") -> Generator[None]:
+    """Inside, a step is repeated under a log, or to measure noise, which may be why the job's own code or torch raises something.
+
+    Raises:
+        StepFailed: it did.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (JobFailed, RuntimeError) as problem:
+        text = str(problem).partition("\n")[0][:200]
+        raise StepFailed(f"the step does not end here {what}: {text}") from problem
 
 
 def draw_batch(session: Session, job: Job) -> Batch:

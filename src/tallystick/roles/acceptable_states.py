@@ -20,13 +20,13 @@ from tallystick.commit.state import (
 )
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.snapshot import copied_state, load_state
-from tallystick.execution.step import run_step
+from tallystick.execution.step import run_step, under_log
 from tallystick.numerics.log import Kind
 from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.rounding import Candidates, find_candidates
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import compare_states
-from tallystick.roles.replay import Replay, under_log
+from tallystick.roles.replay import Replay
 
 State = Mapping[str, Entry]
 

@@ -29,6 +29,7 @@ from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import DOUBT, Site, is_noise_only, scale_exponent
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
+from tallystick.execution.step import under_log
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
@@ -210,13 +211,12 @@ class Acceptance:
         changes: Callable[[Site], bool] = lambda place: True,
     ) -> None:
         own, self._latest = self._yardstick, session.step
-        repeats = REPEATS + (1 if own is None else 0)
+        given: dict[str, Any] = {"repeats": REPEATS + (1 if own is None else 0), "seed": session.seed + 1}
         # What the trainer declared before is its word; it counts only where an audit begins in the middle.
         earlier = own.measured.table if own is not None else None if session.step else GridTable()
         try:
-            measured = calibrate(
-                session, backward, repeats=repeats, seed=session.seed + 1, for_audit=True, earlier=earlier
-            )
+            with under_log("where noise is measured"):
+                measured = calibrate(session, backward, **given, for_audit=True, earlier=earlier)
         except Nondeterminism as problem:
             self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
         else:

@@ -15,7 +15,7 @@ VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce", 
 ACCUSING: tuple[VerdictName, ...] = ("mismatch", "log_violation")
 UNDECIDED: tuple[VerdictName, ...] = ("cannot_reproduce", "not_accepted")
 About = Literal[
-    "data", "schedule", "loss", "state", "fingerprint", "log", "noise", "limit", "beginning", "program", "job",
+    "data", "schedule", "loss", "state", "fingerprint", "log", "policy", "noise", "limit", "beginning", "program", "job",
     "committed state", "copied log", "copied state",
 ]  # fmt: skip
 

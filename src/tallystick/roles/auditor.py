@@ -286,19 +286,16 @@ class _RunAudit:
         return None
 
     def _ends_without_log(self, start: int, step: int, frames: Mapping[int, bytes]) -> bool:
-        """Whether a step ends without its log, from the state that the logs of a segment lead to."""
+        """Whether a step that failed ends without its log, from the state that the logs of a segment lead to."""
         replay, transcript = self.replay, self.transcript
         roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
-        acceptance, replay.acceptance = replay.acceptance, None
-        try:
+
+        def before() -> None:
             load_state(replay.session, self.directory.load_committed(start, roots[start]))
             for each in range(start, step):
                 replay.follow(transcript.record(each), frames[each])
-            return replay.ends_by_itself()
-        except (InvalidInput, Mismatch, Nondeterminism):
-            return False
-        finally:
-            replay.acceptance = acceptance
+
+        return replay.ends_without(transcript.record(step), frames[step], before)
 
 
 def _not_done(result: SegmentResult, step: int, why: str) -> SegmentResult:

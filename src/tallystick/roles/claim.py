@@ -99,7 +99,8 @@ class _ClaimWriter:
         first_deviation: the first step of which something is not as stated, or None.
         is_apart: whether a record said that the states differ.
         has_left: whether it has gone its own way.
-        objection: to the first log that breaks a rule.
+        objection: to the first log that breaks a rule; of a step whose data are not its own to the bit only if there is no other.
+        is_doubtful: whether the objection is about such a step.
     """
 
     directory: RunDirectory
@@ -110,6 +111,7 @@ class _ClaimWriter:
     is_apart: bool = False
     has_left: bool = False
     objection: LogObjection | None = None
+    is_doubtful: bool = False
 
     def repeat(self, step: int) -> tuple[bytes, StepOutcome]:
         """Return the log of one step and what it led to."""
@@ -138,9 +140,10 @@ class _ClaimWriter:
             self._leave(step, problem)
             load_state(self.replay.session, self._state_before(step))
             return None
-        if context.violations:
-            self._object_unless_noisy(step, context.violations)
         deviations = compare_step(record, outcome, [])
+        if context.violations:
+            is_doubtful = any(each.about == "data" for each in deviations)
+            self._object_unless_noisy(step, context.violations, is_doubtful=is_doubtful)
         if deviations:
             self._note(step)
         self.is_apart |= any(each.about == "fingerprint" for each in deviations)
@@ -155,9 +158,10 @@ class _ClaimWriter:
         self._object(step, "log", WHOLE_SITE, str(problem))
         self.has_left = True
 
-    def _object_unless_noisy(self, step: int, violations: Sequence[Violation]) -> None:
+    def _object_unless_noisy(self, step: int, violations: Sequence[Violation], *, is_doubtful: bool) -> None:
         """Object to the first violation that this machine's own noise cannot explain; the session stays where it is."""
-        if self.is_apart or self.objection is not None:
+        is_doubtful = is_doubtful and not any(each.is_of_policy for each in violations)
+        if self.is_apart or (self.objection is not None and (is_doubtful or not self.is_doubtful)):
             return
         session = self.replay.session
         after = copied_state(session)
@@ -168,6 +172,7 @@ class _ClaimWriter:
         for deviation in violations_of(step, violations):
             if not is_excused(deviation, noisy):
                 element = WHOLE_SITE if deviation.element is None else deviation.element
+                self.objection, self.is_doubtful = None, is_doubtful
                 self._object(step, deviation.subject, element, deviation.own)
                 return
 

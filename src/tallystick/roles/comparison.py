@@ -19,7 +19,7 @@ from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import is_noise_only, reach_of
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
-from tallystick.execution.step import StepOutcome, backward_of
+from tallystick.execution.step import StepOutcome, backward_of, under_log
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.roles.audit_report import (
@@ -95,8 +95,11 @@ def _largest(x: np.ndarray) -> float:
 
 
 def may_follow_from_data(deviation: Deviation) -> bool:
-    """Whether floating noise in a step's data can lead to a deviation of it: to no other rate, nor to a loss far away."""
-    if deviation.about == "schedule":
+    """Whether floating noise in a step's data can lead to a deviation of it.
+
+    It leads to no other rate, to no loss far away, and to no grid that the policy does not have.
+    """
+    if deviation.about in ("schedule", "policy"):
         return False
     if deviation.about != "loss" or not (deviation.own and deviation.stated):
         return True
@@ -229,10 +232,11 @@ def noisy_sites_of(session: Session, backward: Backward, declared: GridTable) ->
     step = session.step
     try:
         measure = partial(calibrate, session, backward, seed=session.seed + 1, to_excuse=True)
-        noises = measure(repeats=REPEATS).noise
-        if not session.policy.autocast:
-            often = measure(repeats=TO_EXCUSE).noise
-            noises |= {place: noise for place, noise in often.items() if place[0] == Kind.GRADIENT}
+        with under_log("where noise is measured"):
+            noises = measure(repeats=REPEATS).noise
+            if not session.policy.autocast:
+                often = measure(repeats=TO_EXCUSE).noise
+                noises |= {place: noise for place, noise in often.items() if place[0] == Kind.GRADIENT}
     except Nondeterminism as problem:
         return [
             Deviation(
@@ -301,7 +305,8 @@ def violations_of(step: int, violations: Iterable[Violation]) -> list[Deviation]
     return [
         Deviation(
             step, "log_violation", violation.site.removeprefix(f"step {step}: "),
-            violation.element if violation.element >= 0 else None, violation.rule, "that the log is honest", "log",
+            violation.element if violation.element >= 0 else None, violation.rule, "that the log is honest",
+            "policy" if violation.is_of_policy else "log",
         )
         for violation in violations
     ]  # fmt: skip

@@ -7,22 +7,19 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
-
-import torch
-from torch import Tensor
 
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, OtherProgram, ProtocolViolation
 from tallystick.execution.program import verify_program
 from tallystick.execution.session.session import Session
+from tallystick.execution.snapshot import BeforeStep, load_state, state_entries
 from tallystick.execution.snapshot import copied as copied_entry
-from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.numerics.policy import Policy, policy_of
-from tallystick.roles.acceptance import Acceptance, Limits, copied
+from tallystick.roles.acceptance import Acceptance, Limits
 from tallystick.roles.audit_report import (
     ACCUSING,
     BEGINNING,
@@ -65,6 +62,7 @@ from tallystick.run.transcript import Transcript, check_cursor, check_fingerprin
 from tallystick.store.files import RunDirectory
 
 FOLLOW_VARIABLE = "TALLYSTICK_FOLLOW"
+COMPUTED = ("data", "schedule", "beginning")  # what a program computes itself, beside its steps
 ORDER = "order"  # subject of what a run's specification orders
 
 
@@ -106,8 +104,9 @@ class Follower(Loop[AuditReport]):
         sample: the segments that are followed, instead.
 
     Attributes:
-        doubts_data: asked before anybody is accused of other data: for a step and the digest that they have here, in which
-            arithmetic of this machine the program has others there, in words; None if in none. By default nobody looked.
+        doubts: asked before anybody is accused of other data or of another rate, which a program computes itself: for a step,
+            what differs there and what it is here, in which arithmetic of this machine the program has another, in words; None
+            if in none. By default nobody looked.
 
     Raises:
         InvalidInput: ``steps`` are not two committed states.
@@ -148,7 +147,7 @@ class Follower(Loop[AuditReport]):
         self._noisy: list[Deviation] = []
         self._differing: dict[str, Entry] = {}
         self._ordered = ordered
-        self.doubts_data: Callable[[int, str], str | None] = _one_arithmetic
+        self.doubts: Callable[[int, str, str], str | None] = _one_arithmetic
         self._own: Mapping[str, Entry] = {}
         self._built: Mapping[str, Built] = {}
 
@@ -229,7 +228,7 @@ class Follower(Loop[AuditReport]):
         is_traced = self._loss is None
         context = acceptance.follow(session, frame, again, later=is_traced)
         in_parts = None if is_traced else self._probe(batch, in_parts=True)
-        before = _Before.of(session)
+        before = BeforeStep.of(session)
         with (
             adopting(session, record),
             acceptance.watching(session, context, again, in_parts),
@@ -402,53 +401,34 @@ class Follower(Loop[AuditReport]):
             cause = uncommitted(problem)
             self.report.segments = [SegmentResult(0, steps, "cannot_reproduce", [cause])]
         for segment in self.report.segments:
-            self._doubt_data(segment)
+            self._doubt(segment)
         self._result = self.report
         return self.report
 
-    def _doubt_data(self, segment: SegmentResult) -> None:
-        """Accuse nobody of data that may be this machine's own: a program computes its data itself, before its steps."""
+    def _doubt(self, segment: SegmentResult) -> None:
+        """Accuse nobody of data or a rate that may be this machine's own: a program computes these itself, beside its steps."""
         if segment.verdict not in ACCUSING or any(each.is_evidence for each in segment.deviations):
             return
-        at = segment.first_step
-        data = next((each for each in segment.deviations if (each.step, each.about) == (at, "data")), None)
-        if data is not None and (doubt := self.doubts_data(data.step, data.own)) is not None:
-            segment.verdict = "cannot_reproduce"
-            segment.deviations.insert(0, replace(data, kind="cannot_reproduce", own=doubt))
+        first = [each for each in segment.deviations if each.step == segment.first_step]
+        for each in first:
+            if (
+                each.about in COMPUTED
+                and (doubt := self.doubts(each.step, each.subject, _own_of(each))) is not None
+            ):
+                segment.verdict = "cannot_reproduce"
+                segment.deviations.insert(0, replace(each, kind="cannot_reproduce", own=doubt))
+                return
 
 
-def _one_arithmetic(step: int, own: str) -> str:
-    return f"{own[:16]}.. here, under one arithmetic; `tally audit RUN -- python ..` asks others before it accuses"
+def _own_of(deviation: Deviation) -> str:
+    """Return what a deviation says of this machine; a setting of the first state in one text with the stated one."""
+    return deviation.stated if deviation.about == "beginning" else deviation.own
 
 
-@dataclass(frozen=True)
-class _Before:
-    """What a step's passes follow from, as it was before the step."""
-
-    weights: list[Tensor]
-    buffers: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, session: Session) -> _Before:
-        """Return copies of what the session has now."""
-        return cls(copied(session), {name: each.clone() for name, each in session.tensors.all_buffers()})
-
-    @contextmanager
-    def again(self, session: Session, step: int) -> Generator[None]:
-        """Inside, the session is before ``step``, but for what its optimizer keeps."""
-        now, done = _Before.of(session), session.step
-        try:
-            self._put(session, step)
-            yield
-        finally:
-            now._put(session, done)
-
-    def _put(self, session: Session, step: int) -> None:
-        session.step = step
-        with torch.no_grad():
-            for (_, p), value in zip(session.parameters, self.weights, strict=True):
-                p.data.copy_(value)  # no change that torch counts
-        session.tensors.put_back(self.buffers)
+def _one_arithmetic(step: int, subject: str, own: str) -> str:
+    return (
+        f"{own[:20]} here, under one arithmetic; `tally audit RUN -- python ..` asks others before it accuses"
+    )
 
 
 def _entries_of(session: Session) -> dict[str, Entry]:

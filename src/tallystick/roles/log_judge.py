@@ -27,7 +27,7 @@ from tallystick.evidence.verification import quoted
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import activation_rule, is_noise_only, nearest_grid
 from tallystick.execution.snapshot import load_state
-from tallystick.execution.step import run_step
+from tallystick.execution.step import run_step, under_log
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, decode_decision, decode_residues
 from tallystick.numerics.nearest_tensors import follow_nearest
@@ -36,10 +36,16 @@ from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.rounding import round_followed, round_followed_residues
 from tallystick.roles.comparison import find_noisy_sites, is_excused, violations_of
 from tallystick.roles.data_noise import REMEDY
-from tallystick.roles.replay import Replay, adopting, under_log
+from tallystick.roles.replay import Replay, adopting
 from tallystick.run.transcript import Transcript
 
 State = Mapping[str, Entry]
+
+
+SERVED_NOW = (
+    "the auditor had no log that it could follow, and what the trainer hands over now is the committed one and can be followed: "
+    "audit again with that"
+)
 
 
 @dataclass(frozen=True)
@@ -77,12 +83,16 @@ def rule_on_log(
     except (InvalidInput, Mismatch) as problem:
         return LogRuling(Ruling("trainer", f"step {step}: the log cannot be followed: {problem}"), "fault")
     except StepFailed as problem:
-        load_state(replay.session, state)
-        if not replay.ends_by_itself():
+        if not replay.ends_without(record, frame_of(step), lambda: load_state(replay.session, state)):
             return _nobody(f"step {step}: the judge cannot repeat the job's own step either: {problem}")
         return LogRuling(Ruling("trainer", f"step {step}: {problem}"), "fault")
     except Nondeterminism as problem:
         return _nobody(f"step {step}: the judge cannot repeat the step under this log: {problem}")
+    breach = next((each for each in context.violations if each.is_of_policy), None)
+    if breach is not None:
+        return LogRuling(
+            Ruling("trainer", f"step {step}: the log breaks a rule at {breach.site}: {breach.rule}"), "fault"
+        )
     if outcome.batch != record.batch and replay.may_be_noise(step):
         return _nobody(
             f"step {step}: the data are not the judge's to the bit, so nor is what the log says of them; {REMEDY}"
@@ -95,16 +105,13 @@ def rule_on_log(
             return _nobody(
                 f"step {step}: the judge's own noise can explain what it sees in the log: {noisy[0]}"
             )
-        where = held.subject if held.element is None else f"{held.subject}, element {held.element}"
+        where = f"{held.subject}{'' if held.element is None else f', element {held.element}'}"
         reason = f"step {step}: the log breaks a rule at {where}: {held.own}"
         return LogRuling(Ruling("trainer", reason), "fault")
     if objection.site in {doubt.removeprefix(f"step {step}: ") for doubt in context.doubts}:
         return _nobody(f"step {step}: {objection.site} lies too near a rule's limit to tell who is right")
     if objection.site == "log":
-        return _nobody(
-            f"step {step}: the auditor had no log that it could follow, and what the trainer hands over now is the committed one "
-            "and can be followed: audit again with that"
-        )
+        return _nobody(f"step {step}: {SERVED_NOW}")
     reason = f"step {step}: the auditor objects to {quoted(objection.site)}, and nothing there comes near to breaking a rule"
     return LogRuling(Ruling("auditor", reason), "fault")
 

@@ -23,9 +23,10 @@ from tallystick.dispute.operator_list import (
 )
 from tallystick.execution.operator_trace import trace_step
 from tallystick.execution.snapshot import load_state
+from tallystick.execution.step import under_log
 from tallystick.execution.step_trace import KINDS, StepTrace
 from tallystick.roles.operator_trainer import TrainerSide
-from tallystick.roles.replay import Replay, adopting, under_log
+from tallystick.roles.replay import Replay, adopting
 from tallystick.run.documents import StepRecord
 
 

@@ -34,7 +34,7 @@ from tallystick.roles.panel import Panel
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
 from tallystick.roles.seats import Seat, nbytes_of_name, read_claim
-from tallystick.roles.step_judge import NOT_PROVEN, StepFinding, StepJudge
+from tallystick.roles.step_judge import CANNOT, NOT_PROVEN, StepFinding, StepJudge
 from tallystick.run.transcript import CURSOR, Transcript, check_cursor
 
 LARGER_STATE, LARGER_BY = (
@@ -188,8 +188,10 @@ class Referee:
         }
         step_judge = StepJudge(ours, theirs, self.replay, seats, self.panel, self.answers_itself)
         # A false state in the middle is disputed too, where both sides end in the same one.
-        # Behind a log that it did not have, the auditor's states say nothing.
-        known = ours.num_steps if objection is None or objection.site != "log" else objection.step
+        # Behind a log that it did not have, or did not follow, the auditor's states say nothing.
+        known = find_left(ours, theirs)
+        if objection is not None and objection.site == "log":
+            known = min(known, objection.step)
         last = next(
             (
                 i
@@ -199,9 +201,12 @@ class Referee:
             None,
         )
         if last is None:
-            why = "both sides reached the same state"
-            same = replace(self.played, reason=why, outcome="agreement")
-            return _weightiest(step_judge.rule_on_agreed(ours.num_steps, objection), same)
+            why, outcome = "both sides reached the same state", "agreement"
+            if known < ours.num_steps:
+                why = f"step {known}: the auditor did not follow the trainer's log from there on, and its own states say nothing"
+                outcome = CANNOT
+            same = replace(self.played, reason=why, outcome=outcome)
+            return _weightiest(step_judge.rule_on_agreed(known, objection), same)
         levels = [Level("checkpoints", checkpoints[: last + 1]), Level("steps", range(checkpoints[last] + 1))]
         ends: dict[Party, bytes] = {party: claimed[last] for party, claimed in claims.items()}
         agreed, ended = claims["trainer"][0], checkpoints[last] - 1
@@ -373,6 +378,15 @@ def find_other_beginning(state: HeldState, replay: Replay) -> str | None:
     except (InvalidInput, Mismatch):
         return None
     return other.text if other is not None and other.is_number else None
+
+
+def find_left(ours: Transcript, theirs: Transcript) -> int:
+    """Return the first step at which the auditor's run has another log than the trainer's; else how many there are.
+
+    An auditor follows that log as long as it can.
+    """
+    pairs = zip(ours.records, theirs.records, strict=False)
+    return next((mine.step for mine, other in pairs if mine.log != other.log), ours.num_steps)
 
 
 def find_parting(ours: Transcript, theirs: Transcript) -> int | None:

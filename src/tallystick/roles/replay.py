@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-
-import torch
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
-from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, OtherProgram, StepFailed
+from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism, OtherProgram
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.session.hyperparameters import set_hyperparameter
 from tallystick.execution.session.session import Session
-from tallystick.execution.step import StepOutcome, backward_of, draw_batch, run_step
+from tallystick.execution.step import StepOutcome, backward_of, draw_batch, run_step, under_log
 from tallystick.numerics.policy import policy_of
 from tallystick.roles.acceptance import Acceptance
 from tallystick.roles.audit_report import PROGRAM, Deviation, near
@@ -31,6 +29,9 @@ from tallystick.run.documents import Specification, StepRecord
 from tallystick.run.program import ProgramDifference
 
 SITES = "list of sites"
+
+
+TRIED = 3  # times that a step has to fail under a log and to end without it, before that is the log's
 
 
 @dataclass
@@ -68,14 +69,25 @@ class Replay:
         with under_log():
             return self._follow(record, frame)
 
-    def ends_by_itself(self) -> bool:
-        """Whether the session's next step ends without any log; one that it begins is not taken back."""
-        session = self.session
+    def ends_without(self, record: StepRecord, frame: bytes, before: Callable[[], None]) -> bool:
+        """Whether a step fails under the log ``frame``, and ends without any, as often as it is tried; never under jitter.
+
+        ``before`` loads the state before it. The session is left somewhere within.
+        """
+        session, acceptance, self.acceptance = self.session, self.acceptance, None
         try:
-            run_step(session, self.job, session.recording_context(session.table))
-        except (InvalidInput, Nondeterminism, JobFailed, RuntimeError):
+            for _ in range(TRIED if session.arithmetic.jitter is None else 0):
+                before()
+                with suppress(InvalidInput, Nondeterminism):
+                    self.follow(record, frame)
+                    return False
+                before()
+                run_step(session, self.job, session.recording_context(session.table))
+        except (InvalidInput, Mismatch, Nondeterminism, JobFailed, RuntimeError):
             return False
-        return True
+        finally:
+            self.acceptance = acceptance
+        return session.arithmetic.jitter is None
 
     def _follow(self, record: StepRecord, frame: bytes) -> tuple[StepOutcome, FollowingContext]:
         session, acceptance = self.session, self.acceptance
@@ -94,22 +106,6 @@ class Replay:
             acceptance.count(session, context)
         session.settle(context)
         return outcome, context
-
-
-@contextmanager
-def under_log() -> Generator[None]:
-    """Inside, a step is repeated under a log, which may be why the job's own code or torch raises something.
-
-    Raises:
-        StepFailed: it did; ``Replay.ends_by_itself`` tells more.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except (JobFailed, RuntimeError) as problem:
-        text = str(problem).partition("\n")[0][:200]
-        raise StepFailed(f"the step does not end here under this log: {text}") from problem
 
 
 @contextmanager

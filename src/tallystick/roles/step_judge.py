@@ -65,14 +65,21 @@ class StepFinding:
         return self.ruling.loser == "trainer" or (self.ruling.loser == "auditor" and self.records is not None)
 
 
-def _excusable(ours: StepRecord, theirs: StepRecord) -> tuple[bool, bool]:
-    """Return whether two records differ in nothing but what noise may reach, and but their data; what is false sorts first."""
+def _excusable(ours: StepRecord, theirs: StepRecord) -> tuple[bool, ...]:
+    """Return of two records what noise in data may explain of their difference; what it may not sorts first.
+
+    That hyper-parameters are the same, that losses lie near each other, that the data differ, and that nothing else does.
+    """
+    own, stated = (str(each.loss) for each in (ours, theirs))
+    loss = Deviation(ours.step, "mismatch", "loss", None, own, stated, "loss")
     same = replace(theirs, batch=ours.batch)
-    is_data = record_claims(ours) == record_claims(same)
-    is_noise = record_claims(ours) == record_claims(
-        replace(same, loss=ours.loss, fingerprint=ours.fingerprint)
+    reached = replace(same, loss=ours.loss, fingerprint=ours.fingerprint)
+    return (
+        record_claims(ours) == record_claims(reached),
+        own == stated or may_follow_from_data(loss),
+        ours.batch != theirs.batch,
+        record_claims(ours) == record_claims(same),
     )
-    return is_noise, is_data
 
 
 @dataclass
@@ -103,9 +110,10 @@ class StepJudge:
         Behind a log that cannot be followed the auditor went its own way, and its records differ honestly.
         """
         pending: list[tuple[int, Callable[[], StepFinding | None]]] = []
-        if objection is not None and objection.step < end:
+        if objection is not None and (
+            objection.step < end or (objection.site == "log" and objection.step == end)
+        ):
             pending.append((objection.step, lambda: self._rule_on_log(objection)))
-            end = objection.step if objection.site == "log" else end
         pairs = ((s, self.transcript.record(s), self.auditors_transcript.record(s)) for s in range(end))
         differing = [(s, a, b) for s, a, b in pairs if record_claims(a) != record_claims(b)]
         if differing:
@@ -413,8 +421,10 @@ class StepJudge:
 
     def _rule_without_log(self, step: int, state: HeldState, problem: Nondeterminism) -> Ruling:
         """Rule where the step does not come to an end: the log is to blame only if the job's own step does without it."""
-        load_state(self.replay.session, state.entries)
-        if not self.replay.ends_by_itself():
+        record, frame = self.transcript.record(step), self.seats["trainer"].frame(step)
+        if not self.replay.ends_without(
+            record, frame, lambda: load_state(self.replay.session, state.entries)
+        ):
             self.outcome = "cannot_reproduce"
             return Ruling(
                 "none", f"step {step}: the judge cannot repeat the job's own step either: {problem}"

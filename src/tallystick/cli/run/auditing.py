@@ -29,7 +29,13 @@ from tallystick.cli.options import (
 )
 from tallystick.cli.profiles import rerun_under
 from tallystick.cli.run.judging import Signing, StatementKey, StatementOut, load_signing
-from tallystick.cli.run.programs import ALONE, Elsewhere, arguments_after, refuse_with_program, run_program
+from tallystick.cli.run.programs import (
+    ALONE,
+    OtherArithmetics,
+    arguments_after,
+    refuse_with_program,
+    run_program,
+)
 from tallystick.cli.run.sampling import (
     AnnouncementFile,
     AnnounceOut,
@@ -248,7 +254,7 @@ def _audit_program(
         )  # fmt: skip
         follower.has_jitter, follower.report.profile = profile.jitter, str(profile)
         if ALONE not in os.environ:
-            follower.doubts_data = Elsewhere(command, directory.path, wanted.segment).doubts
+            follower.doubts = OtherArithmetics(command, directory.path, wanted.segment).doubts
         return follower
 
     display = StepDisplay("audit")

@@ -70,38 +70,46 @@ def _parsed(command: Sequence[str]) -> tuple[bool, str, list[str]]:
 
 
 @dataclass
-class Elsewhere:
-    """What a program's data are under the other arithmetics of a panel, each in a process of its own, once they are asked for."""
+class OtherArithmetics:
+    """What a program's data and rates are under the other arithmetics of a panel and with noise, each in a process of its own."""
 
     command: Sequence[str]
     run: Path
     steps: tuple[int, int] | None
-    _found: dict[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
+    _found: dict[str, Mapping[tuple[int, str], str]] = field(
+        default_factory=dict[str, Mapping[tuple[int, str], str]]
+    )
 
-    def doubts(self, step: int, own: str) -> str | None:
-        """Return in which arithmetic the data of ``step`` have another digest than ``own``, in words; None if in none."""
+    def doubts(self, step: int, subject: str, own: str) -> str | None:
+        """Return in which arithmetic the ``subject`` of a step is not its ``own``, in words; None if in none."""
+        from tallystick.execution.determinism import Profile
         from tallystick.roles.panel import panel_profiles
 
-        for profile in panel_profiles():
+        for profile in (*panel_profiles(), Profile(threads=1, jitter=True)):
+            name = str(profile)
             try:
-                found = self._found.setdefault(str(profile), self._digests(profile))
+                if name not in self._found:
+                    self._found[name] = self._differing(profile)
             except TallyError as problem:
-                return f"{own[:16]}.. here; under {profile} the program gave no answer: {problem}"[:300]
-            if (other := found.get(step, "the stated ones")) != own:
-                return f"{own[:16]}.. here, {other[:16]} under {profile}: the program's data depend on the arithmetic"
+                return f"{own[:20]} here; under {profile} the program gave no answer: {problem}"[:300]
+            if (other := self._found[name].get((step, subject), "as stated")) != own:
+                return f"{own[:20]} here, {other[:20]} under {profile}: it depends on the arithmetic"
         return None
 
-    def _digests(self, profile: Profile) -> Mapping[int, str]:
-        """Return the digests that differ from the stated ones, by step."""
-        from tallystick.roles.audit_report import BATCH_DIGEST
+    def _differing(self, profile: Profile) -> Mapping[tuple[int, str], str]:
+        """Return what is not as stated, by step and subject."""
+        from tallystick.roles.audit_report import BEGINNING
 
         part = () if self.steps is None else ("--steps", "{}:{}".format(*self.steps))
         arguments = ("audit", str(self.run), *part, "--profile", str(profile), "--json", "--", *self.command)
-        say(f"the data differ: the program is run again under {profile}, before anybody is accused of that")
-        report = run_child(arguments, profile, {ALONE: "1"})
-        deviations = (each for segment in report["segments"] for each in segment["deviations"])
-        wanted = BATCH_DIGEST, "mismatch"  # not what was made of one
-        return {each["step"]: each["own"] for each in deviations if (each["subject"], each["kind"]) == wanted}
+        say(f"what the program computes differs: it is run again under {profile}, before anybody is accused")
+        report, found = run_child(arguments, profile, {ALONE: "1"}), dict[tuple[int, str], str]()
+        for each in (each for segment in report["segments"] for each in segment["deviations"]):
+            if each["kind"] == "mismatch":  # of a setting of the first state both values stand in one text
+                found[(each["step"], each["subject"])] = each[
+                    "stated" if each["subject"] == BEGINNING else "own"
+                ]
+        return found
 
 
 def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> Attached:

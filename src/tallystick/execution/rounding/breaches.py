@@ -31,11 +31,12 @@ from tallystick.numerics.rounding import round_followed
 
 @dataclass(frozen=True)
 class Violation:
-    """A log entry, or a header, that honest arithmetic could not have written."""
+    """A log entry, or a header, that honest arithmetic could not have written; ``is_of_policy`` on no data whatever."""
 
     site: str
     element: int
     rule: str
+    is_of_policy: bool = False
 
 
 def unmoved(x: Tensor, grid: SiteGrid, key: Key, name: str) -> Tensor:
@@ -77,7 +78,9 @@ def find_policy_breaches(
         stray = sites is not None and not counted and key not in sites
         rule = "the run has no such site" if stray else _breach(policy, Kind(key[0]), grid)
         if rule:
-            breaches.append(Violation(f"{Kind(key[0]).name.lower()} site {key[1]}", -1, rule))
+            breaches.append(
+                Violation(f"{Kind(key[0]).name.lower()} site {key[1]}", -1, rule, is_of_policy=True)
+            )
     return breaches
 
 
