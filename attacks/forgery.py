@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from court import AUDITOR, TRAINER
@@ -19,7 +20,7 @@ from tallystick.dispute.objections import Objection
 from tallystick.dispute.operator_list import Operator, Output
 from tallystick.dispute.terms import Party
 from tallystick.execution.step_trace import StepTrace
-from tallystick.roles import operator_replay
+from tallystick.roles import operator_replay, referee
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.operator_trainer import TrainerSide
@@ -88,11 +89,9 @@ def forging(change: Change) -> Generator[None]:
     def defend(*arguments: Any, **more: Any) -> TrainerSide:
         return change(honest(*arguments, **more))
 
-    operator_replay.defend = defend
-    try:
+    # Who forges a record is its judge too, and looks at no whole step.
+    with patch.object(operator_replay, "defend", defend), patch.object(referee, "stands", lambda *_: True):
         yield
-    finally:
-        operator_replay.defend = honest
 
 
 def outside_its_bound(side: TrainerSide, element: int = 3) -> TrainerSide:

@@ -445,7 +445,7 @@ def test_a_step_that_does_not_end_on_the_auditors_machine_is_nobodys_fault(
     monkeypatch.setenv("NO_SUCH_KERNEL", "1")
     report = audit(run, find_source(str(job)))
     assert report.verdict == "cannot_reproduce"
-    said = "the step does not end here: job: step 0: loss raised RuntimeError: could not create a primitive"
+    said = "the step does not end here under this log: job: step 0: loss raised RuntimeError: could not create a primitive"
     assert said in str(report.first)
 
 

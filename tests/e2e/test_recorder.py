@@ -462,7 +462,9 @@ def test_a_first_state_that_is_not_the_programs_is_found_by_its_follower(
             return super().prepare(model, optimizer, *given, **more)
 
     train(Edited(tmp_path / "run", policy="fp32", steps=STEPS, checkpoint_every=5, program=__file__))
-    report = train(tallystick.Follower(tmp_path / "run", program=__file__))
+    follower = tallystick.Follower(tmp_path / "run", program=__file__)
+    follower.doubts = lambda step, subject, own: None  # every arithmetic has the same
+    report = train(follower)
     assert report.verdict == verdict
     assert said in str(report.first)
     assert (report.beginning is not None) and report.beginning.trained > 0

@@ -245,7 +245,7 @@ class Referee:
             # The table may be wrong about an operator, a list may differ with the machine, and where the job's program played
             # the trainer's part here, its noise may be to blame: the whole step is judged as well, and has the last word.
             ruling = step_judge.rule(position)
-            if ruling.loser != found.loser:
+            if not stands(found, ruling):
                 why = f"the whole step does not convict the {found.loser}: {ruling.reason}; the operator alone: {found.reason}"
                 found, written = replace(found, loser=None, reason=why, evidence=None), None
                 played = replace(played, operator=found)
@@ -378,6 +378,11 @@ def find_other_beginning(state: HeldState, replay: Replay) -> str | None:
     except (InvalidInput, Mismatch):
         return None
     return other.text if other is not None and other.is_number else None
+
+
+def stands(found: OperatorResult, whole: Ruling) -> bool:
+    """Whether a ruling on an operator stands beside that on the whole step."""
+    return found.loser == whole.loser
 
 
 def find_left(ours: Transcript, theirs: Transcript) -> int:
