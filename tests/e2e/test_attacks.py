@@ -68,7 +68,12 @@ CASES += [
 SLOW = {
     ("own_labels", "fp64"), ("own_labels", "bf16"), ("coarse_quanta", "fp64"), ("led_buffer", "bf16"), ("always_silent", "fp64"),
     *((name, "fp32") for name in (  # minutes each
-        "chosen_quanta", "chosen_silence", "coarse_quanta", "last_silence", "late_silence", "lucky_measurement", "moved_once",
+                "silence_by_size",
+        "turned_in_loops",
+        "turned_ties",
+        "zero_when_measured",
+        "chosen_quanta",
+        "chosen_silence", "coarse_quanta", "last_silence", "late_silence", "lucky_measurement", "moved_once",
         "own_labels", "table_silence",
     )),
 }  # fmt: skip
@@ -138,6 +143,7 @@ def test_an_attack_is_caught(path: Path, policy: str, tmp_path: Path) -> None:
         assert float(said.rpartition("; led ")[2]) > find_policy(policy).most_path
 
 
+@pytest.mark.slow
 def test_noise_that_is_heard_where_it_suits_leads_where_the_auditor_does_not(tmp_path: Path) -> None:
     script, stage = importlib.import_module("chosen_silence"), importlib.import_module("stage")
 
@@ -147,6 +153,7 @@ def test_noise_that_is_heard_where_it_suits_leads_where_the_auditor_does_not(tmp
     assert float(said.rpartition("; led ")[2]) > 2.0**-4
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_zero_where_noise_is_measured_may_not_stay_silent_in_the_whole_run(
     tmp_path: Path,
 ) -> None:
