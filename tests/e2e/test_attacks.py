@@ -68,13 +68,8 @@ CASES += [
 SLOW = {
     ("own_labels", "fp64"), ("own_labels", "bf16"), ("coarse_quanta", "fp64"), ("led_buffer", "bf16"), ("always_silent", "fp64"),
     *((name, "fp32") for name in (  # minutes each
-                "silence_by_size",
-        "turned_in_loops",
-        "turned_ties",
-        "zero_when_measured",
-        "chosen_quanta",
-        "chosen_silence", "coarse_quanta", "last_silence", "late_silence", "lucky_measurement", "moved_once",
-        "own_labels", "table_silence",
+        "chosen_quanta", "chosen_silence", "coarse_quanta", "last_silence", "late_silence", "lucky_measurement", "moved_once",
+        "own_labels", "silence_by_size", "table_silence", "turned_in_loops", "turned_ties", "zero_when_measured",
     )),
 }  # fmt: skip
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
