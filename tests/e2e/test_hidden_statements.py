@@ -24,25 +24,7 @@ from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import forge, honest_defence
 
-JOB = """
-import torch
-from tallystick.execution.job import Job
-
-
-def build(settings):
-    model = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.Tanh(), torch.nn.Linear(24, 4))
-    torch.nn.init.normal_(model[0].weight, std=0.3)
-
-    def batch(step):
-        generator = torch.Generator().manual_seed(step)
-        x = torch.randn(32, 12, generator=generator) + 0.1 * torch.randn(32, 12)
-        return x, torch.randint(0, 4, (32,), generator=generator)
-
-    def loss(net, both):
-        return torch.nn.functional.cross_entropy(net(both[0]), both[1])
-
-    return Job(model, torch.optim.SGD(model.parameters(), lr=0.2), batch, loss, steps=8)
-"""
+JOB = (Path(__file__).parent / "honest_jobs" / "drawing.py").read_text()
 
 
 @pytest.fixture
@@ -76,7 +58,7 @@ def test_an_auditor_that_was_served_a_spoilt_log_says_so_whatever_records_state(
     assert (found.loser, found.step) == ("trainer", 1), found.reason
 
 
-@pytest.mark.parametrize("what", ["rate", "loss"])
+@pytest.mark.parametrize("what", ["rate", "loss", "no loss"])
 def test_data_that_noise_explains_excuse_no_other_rate_and_no_loss_far_away(
     run: RunDirectory, what: str, tmp_path: Path
 ) -> None:
@@ -85,8 +67,8 @@ def test_data_that_noise_explains_excuse_no_other_rate_and_no_loss_far_away(
     def misstated(each: StepRecord) -> StepRecord:
         if each.step < 1:
             return each
-        if what == "loss":
-            return replace(each, loss=hex_float(0.001))
+        if "loss" in what:
+            return replace(each, loss=None if what == "no loss" else hex_float(0.001))
         schedule = tuple((group, name, hex_float(0.5)) for group, name, _ in each.schedule)
         return replace(each, schedule=schedule)
 
@@ -137,7 +119,7 @@ def test_data_that_noise_explains_excuse_no_grid_that_the_policy_does_not_have(
 
 def test_sixteen_records_that_blame_nobody_hide_none_that_is_false(tmp_path: Path) -> None:
     path = tmp_path / "job.py"
-    path.write_text(JOB.replace("steps=8", "steps=24"))
+    path.write_text(JOB)
     source, run, claim = (
         find_source(str(path)),
         RunDirectory(tmp_path / "run"),

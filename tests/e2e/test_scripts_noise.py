@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from tallystick.cli.main import main
+from tallystick.cli.run import auditing, programs
 from tallystick.cli.run.programs import OtherArithmetics
 from tallystick.commit.state import Entry
 from tallystick.errors import TallyError
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.roles import panel
+from tallystick.roles.attached import ProgramRun
+from tallystick.roles.follower import Follower
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import forge_state
 
@@ -165,3 +168,69 @@ def test_other_data_are_held_against_a_trainer_where_every_arithmetic_has_the_sa
     monkeypatch.setattr(panel, "panel_profiles", lambda: (parse_profile("avx2"),))
     said = asked.doubts(3, "batch digest", "aa")
     assert said is None if doubt is None else doubt in str(said)
+
+
+def test_a_program_that_goes_elsewhere_or_sets_variables_is_asked_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What decides whether others are asked, and from where, stands before the program runs."""
+    asked = list[object]()
+    (tmp_path / "train.py").write_text(AT_ITS_OPTIMUM)
+    monkeypatch.chdir(tmp_path)
+    program = ["--", "python", "train.py"]
+    assert main(["record", "--policy", "fp32", "--run", "run", *program]) == 0
+
+    def child(
+        arguments: list[str], profile: Profile, environment: dict[str, str], folder: Path
+    ) -> dict[str, object]:
+        asked.append((folder, arguments[1], arguments[-1]))
+        return {"segments": []}
+
+    def elsewhere(command: list[str], wanted: ProgramRun, *, quiet: bool) -> None:
+        monkeypatch.setenv(programs.ALONE, "1")
+        monkeypatch.chdir("/")
+        assert wanted.begin is not None
+        follower = wanted.begin()
+        assert isinstance(follower, Follower)
+        assert "as stated under" in str(follower.doubts(0, "batch digest", "aa"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(programs, "run_child", child)
+    monkeypatch.setattr(auditing, "run_program", elsewhere)
+    assert main(["audit", "run", *program]) == 130
+    assert asked == [(tmp_path, "run", "train.py")]
+
+
+CLIPPED = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+import tallystick
+
+torch.manual_seed(0)
+x, y = torch.randint(0, 100, (96, 10)).float() / 50 - 1, torch.randint(0, 2, (96,))
+model = nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+tallystick.attach(model, optimizer)
+for i in range(0, 96, 16):
+    F.cross_entropy(model(x[i : i + 16]), y[i : i + 16]).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.param_groups[0]["lr"] = 0.01 / (1.0 + norm.item())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_rate_that_a_script_computes_from_a_norm_accuses_nobody_under_noise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(CLIPPED)
+    assert main(["record", "--policy", "fp32", "--run", str(run), "--", "python", str(script)]) == 0
+    code, found = audited(run, script, capsys)
+    assert (code, found["verdict"], found["subject"]) == (
+        3,
+        "cannot_reproduce",
+        "hyper-parameter lr of group 0",
+    ), found
+    assert found["own"].endswith("it depends on the arithmetic")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -57,12 +58,15 @@ def rerun_under(profile: Profile, arguments: Sequence[str]) -> int | None:
 
 
 def run_child(
-    arguments: Sequence[str], profile: Profile, environment: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    profile: Profile,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
     """Return the JSON answer of a tally command that runs in a process of its own under ``profile``.
 
-    ``environment`` holds further variables. What it says to people passes through. An audit's verdict is an answer,
-    whatever its exit code.
+    ``environment`` holds further variables; it runs in ``folder``, or here. What it says to people passes through. An audit's
+    verdict is an answer, whatever its exit code.
 
     Raises:
         TallyError: it gave no answer; the message has its own words.
@@ -71,6 +75,7 @@ def run_child(
     inherited = {name: value for name, value in os.environ.items() if name not in chosen}
     child = subprocess.run(
         python("-m", "tallystick", *arguments, *(() if "--json" in arguments else ("--json",))),
+        cwd=folder,
         env={**inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment(), **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

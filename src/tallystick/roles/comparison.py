@@ -101,9 +101,12 @@ def may_follow_from_data(deviation: Deviation) -> bool:
     """
     if deviation.about in ("schedule", "policy"):
         return False
-    if deviation.about != "loss" or not (deviation.own and deviation.stated):
+    if deviation.about != "loss":
         return True
-    own, stated = (parse_hex_float(text, what="loss") for text in (deviation.own, deviation.stated))
+    try:
+        own, stated = (parse_hex_float(text, what="loss") for text in (deviation.own, deviation.stated))
+    except InvalidInput:  # a record that states none
+        return False
     return abs(own - stated) <= FAR_LOSS * max(abs(own), abs(stated))
 
 

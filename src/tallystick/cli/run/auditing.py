@@ -246,15 +246,19 @@ def _audit_program(
     from tallystick.roles.follower import Follower
 
     started, arguments = time.perf_counter(), arguments_after(command)
+    # Before the program runs, which may set variables and go elsewhere.
+    place = directory.path.absolute()
+    others = None if ALONE in os.environ else OtherArithmetics(command, directory.path, wanted.segment)
 
     def begin() -> Follower:
         follower = Follower(
-            directory.path, limits=wanted.limits, ordered={"settings": {ARGUMENTS: arguments_of(arguments)}},
+            place, limits=wanted.limits, ordered={"settings": {ARGUMENTS: arguments_of(arguments)}},
             steps=wanted.segment, sample=wanted.drawn,
         )  # fmt: skip
         follower.has_jitter, follower.report.profile = profile.jitter, str(profile)
-        if ALONE not in os.environ:
-            follower.doubts = OtherArithmetics(command, directory.path, wanted.segment).doubts
+        follower.report.directory = str(directory.path)
+        if others is not None:
+            follower.doubts = others.doubts
         return follower
 
     display = StepDisplay("audit")

@@ -76,6 +76,7 @@ class OtherArithmetics:
     command: Sequence[str]
     run: Path
     steps: tuple[int, int] | None
+    folder: Path = field(default_factory=Path.cwd)  # a program may go elsewhere
     _found: dict[str, Mapping[tuple[int, str], str]] = field(
         default_factory=dict[str, Mapping[tuple[int, str], str]]
     )
@@ -103,7 +104,7 @@ class OtherArithmetics:
         part = () if self.steps is None else ("--steps", "{}:{}".format(*self.steps))
         arguments = ("audit", str(self.run), *part, "--profile", str(profile), "--json", "--", *self.command)
         say(f"what the program computes differs: it is run again under {profile}, before anybody is accused")
-        report, found = run_child(arguments, profile, {ALONE: "1"}), dict[tuple[int, str], str]()
+        report, found = run_child(arguments, profile, {ALONE: "1"}, self.folder), dict[tuple[int, str], str]()
         for each in (each for segment in report["segments"] for each in segment["deviations"]):
             if each["kind"] == "mismatch":  # of a setting of the first state both values stand in one text
                 found[(each["step"], each["subject"])] = each[
