@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tallystick.cli.main import main
-from tallystick.cli.run import auditing, programs
+from tallystick.cli.run import programs
 from tallystick.cli.run.programs import OtherArithmetics
 from tallystick.commit.state import Entry
 from tallystick.errors import TallyError
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.roles import panel
-from tallystick.roles.attached import ProgramRun
-from tallystick.roles.follower import Follower
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import forge_state
+from tallystick.testing.cheats import forge, forge_state
 
 SHORT_BATCHES = """
 import torch
@@ -170,35 +169,28 @@ def test_other_data_are_held_against_a_trainer_where_every_arithmetic_has_the_sa
     assert said is None if doubt is None else doubt in str(said)
 
 
-def test_a_program_that_goes_elsewhere_or_sets_variables_is_asked_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_program_that_goes_elsewhere_and_sets_variables_is_accused_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What decides whether others are asked, and from where, stands before the program runs."""
-    asked = list[object]()
-    (tmp_path / "train.py").write_text(AT_ITS_OPTIMUM)
+    """What decides whether other arithmetics are asked, and from where, stands before the program runs."""
+    elsewhere = f'import os\nos.environ["{programs.ALONE}"] = "1"\nos.chdir("/")\n'
+    (tmp_path / "train.py").write_text(elsewhere + AT_ITS_OPTIMUM)
     monkeypatch.chdir(tmp_path)
     program = ["--", "python", "train.py"]
-    assert main(["record", "--policy", "fp32", "--run", "run", *program]) == 0
-
-    def child(
-        arguments: list[str], profile: Profile, environment: dict[str, str], folder: Path
-    ) -> dict[str, object]:
-        asked.append((folder, arguments[1], arguments[-1]))
-        return {"segments": []}
-
-    def elsewhere(command: list[str], wanted: ProgramRun, *, quiet: bool) -> None:
-        monkeypatch.setenv(programs.ALONE, "1")
-        monkeypatch.chdir("/")
-        assert wanted.begin is not None
-        follower = wanted.begin()
-        assert isinstance(follower, Follower)
-        assert "as stated under" in str(follower.doubts(0, "batch digest", "aa"))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(programs, "run_child", child)
-    monkeypatch.setattr(auditing, "run_program", elsewhere)
-    assert main(["audit", "run", *program]) == 130
-    assert asked == [(tmp_path, "run", "train.py")]
+    for command in (["record", "--policy", "fp32", "--run", "run"], ["audit", "run"]):
+        monkeypatch.setenv(programs.ALONE, "")  # put back afterwards
+        monkeypatch.delenv(programs.ALONE)
+        assert main([*command, *program]) == 0
+    other = (0.5).hex()
+    forge(
+        RunDirectory(tmp_path / "run"),
+        lambda each: replace(each, schedule=((0, "lr", other),)) if each.step == 3 else each,
+    )
+    monkeypatch.delenv(programs.ALONE)
+    capsys.readouterr()
+    code = main(["audit", "run", "--json", *program])
+    report = json.loads(capsys.readouterr().out)
+    assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 3), report["first"]
 
 
 CLIPPED = """

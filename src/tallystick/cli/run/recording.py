@@ -164,14 +164,14 @@ def _record_program(
     as_json: bool,
 ) -> int:
     """Record what a program attaches."""
-    arguments = arguments_after(command)
+    arguments, place = arguments_after(command), directory.path.absolute()  # a program may go elsewhere
 
     from tallystick.roles.attached import ARGUMENTS, ProgramRun, arguments_of
     from tallystick.roles.recorder import Recorder
 
     def begin() -> Recorder:
         recorder = Recorder(
-            directory.path, policy=policy, steps=None, seed=seed, checkpoint_every=checkpoint_every,
+            place, policy=policy, steps=None, seed=seed, checkpoint_every=checkpoint_every,
             settings={ARGUMENTS: arguments_of(arguments)}, resume=resume,
         )  # fmt: skip
         for text in recorder.notices:
