@@ -9,20 +9,24 @@ from pathlib import Path
 import pytest
 
 from tallystick.commit.encoding import hex_float
+from tallystick.errors import JobFailed, StepFailed
 from tallystick.execution.job import find_source
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session.session import Session
+from tallystick.execution.snapshot import load_state
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
+from tallystick.roles import acceptance, comparison
 from tallystick.roles.auditor import audit
 from tallystick.roles.claim import AuditorClaim, write_claim
 from tallystick.roles.judge import dispute
+from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import forge, honest_defence
+from tallystick.testing.cheats import claim_other_data, forge, honest_defence
 
 JOB = (Path(__file__).parent / "honest_jobs" / "drawing.py").read_text()
 
@@ -80,9 +84,9 @@ def test_data_that_noise_explains_excuse_no_other_rate_and_no_loss_far_away(
     assert (found.loser, found.step) == ("trainer", 1), found.reason
 
 
-@pytest.mark.parametrize("digests", [(0,), (0, 4)])
+@pytest.mark.parametrize(("digests", "is_apart"), [((0,), False), ((0, 4), False), ((0,), True)])
 def test_data_that_noise_explains_excuse_no_grid_that_the_policy_does_not_have(
-    digests: tuple[int, ...], tmp_path: Path
+    digests: tuple[int, ...], is_apart: bool, tmp_path: Path
 ) -> None:
     """Nor does an objection to one keep an auditor from saying nothing of states behind a log that it was not served."""
     path = tmp_path / "job.py"
@@ -106,6 +110,8 @@ def test_data_that_noise_explains_excuse_no_grid_that_the_policy_does_not_have(
         patch.setattr(Session, "recording_context", coarser)
         record(Order(source, {}, policy, steps=8, checkpoint_every=4), run)
     forge(run, lambda each: replace(each, batch="ab" * 32) if each.step in digests else each)
+    if is_apart:
+        forge(run, lambda each: replace(each, fingerprint="ab" * 8) if each.step == 0 else each)
     shutil.copytree(run.path, served)
     log = RunDirectory(served).log_path(4)
     log.write_bytes(bytes([log.read_bytes()[0] ^ 255]) + log.read_bytes()[1:])
@@ -136,3 +142,59 @@ def test_sixteen_records_that_blame_nobody_hide_none_that_is_false(tmp_path: Pat
     write_claim(run, source, claim)
     found = dispute(run, claim, source, defence=honest_defence(source))
     assert (found.loser, found.step) == ("trainer", 16), found.reason
+
+
+def test_a_job_that_fails_where_noise_is_measured_ends_no_audit_and_no_dispute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(JOB)
+    source, run, claim = (
+        find_source(str(path)),
+        RunDirectory(tmp_path / "run"),
+        RunDirectory(tmp_path / "claim"),
+    )
+    order = Order(source, {}, find_policy("fp32"), steps=8, checkpoint_every=4)
+    claim_other_data(order, run, lambda batch, step: (batch(step)[0], (batch(step)[1] + 1) % 4))
+
+    def failing(*given: object, **more: object) -> None:
+        raise JobFailed("job: step 5: loss raised RuntimeError: no probability")
+
+    for where in (comparison, acceptance):
+        monkeypatch.setattr(where, "calibrate", failing)
+    assert audit(run, source).verdict in ("mismatch", "cannot_reproduce")
+    assert isinstance(write_claim(run, source, claim), AuditorClaim)
+    found = dispute(run, claim, source, defence=honest_defence(source))
+    assert (found.loser, found.outcome) in (("trainer", "fault"), ("none", "cannot_reproduce")), found.reason
+
+
+@pytest.mark.parametrize(
+    ("fails", "expected"),
+    [((True, True, True), True), ((True, False, True), False), ((True, True, False), False)],
+)
+def test_a_step_has_to_fail_under_a_log_each_time_before_that_is_the_logs(
+    fails: tuple[bool, ...],
+    expected: bool,
+    run: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job that fails now and then does so without a log too."""
+    transcript, source = run.load_transcript(), find_source(str(tmp_path / "job.py"))
+    replay = open_replay(transcript.specification, source)
+    assert isinstance(replay, Replay)
+    follow, left = replay.follow, list(fails)
+
+    def sometimes(record: StepRecord, frame: bytes) -> object:
+        if left.pop(0):
+            raise StepFailed("now and then")
+        return follow(record, frame)
+
+    monkeypatch.setattr(replay, "follow", sometimes)
+    first = run.load_checkpoint(0)
+    frame = run.load_frames(transcript, 0, 1)[0]
+    assert (
+        replay.ends_without(transcript.record(0), frame, lambda: load_state(replay.session, first))
+        is expected
+    )
+    replay.session.close()

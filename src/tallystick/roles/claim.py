@@ -160,8 +160,11 @@ class _ClaimWriter:
 
     def _object_unless_noisy(self, step: int, violations: Sequence[Violation], *, is_doubtful: bool) -> None:
         """Object to the first violation that this machine's own noise cannot explain; the session stays where it is."""
-        is_doubtful = is_doubtful and not any(each.is_of_policy for each in violations)
-        if self.is_apart or (self.objection is not None and (is_doubtful or not self.is_doubtful)):
+        if breaches := [each for each in violations if each.is_of_policy]:  # by which state or data ever
+            violations, is_doubtful = breaches, False
+        elif self.is_apart:
+            return
+        if self.objection is not None and (is_doubtful or not self.is_doubtful):
             return
         session = self.replay.session
         after = copied_state(session)

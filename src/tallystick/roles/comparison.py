@@ -284,10 +284,10 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
     """Whether noise above the declared bands at the sites ``noisy`` can be the cause of ``deviation``.
 
     A flipped branch and an activation reach everything; a gradient or a buffer reaches its own tensor, and so the state's
-    fingerprint; a loss reaches nothing but itself; nothing reaches the data or the schedule.
+    fingerprint; a loss reaches nothing but itself; nothing reaches the data, the schedule or what the policy allows.
     """
     names = [site.subject for site in noisy]
-    if not names or deviation.is_evidence or deviation.about in ("data", "schedule"):
+    if not names or deviation.is_evidence or deviation.about in ("data", "schedule", "policy"):
         return False
     if (
         EVERYTHING in names
