@@ -71,6 +71,12 @@ SLOW = {
         "chosen_quanta", "chosen_silence", "coarse_quanta", "last_silence", "late_silence", "lucky_measurement", "moved_once",
         "own_labels", "silence_by_size", "table_silence", "turned_in_loops", "turned_ties", "zero_when_measured",
     )),
+    *((name, "fp32") for name in (  # in CI among the cheats
+        "edited_weights", "forged_entry", "lying_auditor", "other_data", "other_rate", "poisoned_label", "skipped_steps",
+    )),
+    *((name, "fp32") for name in (  # ten seconds each, whose limits unit tests hold
+        "always_silent", "bought_off_as_noise", "chosen_floors", "heard_noise", "other_form", "saddle", "turned_zeros",
+    )),
 }  # fmt: skip
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
 LED = {
