@@ -164,7 +164,8 @@ class Fleet:
             settings = ChipSettings(ueid, FLEET_FIRMWARE, genesis, RATE, PAGE)
             memory = Memory(())
             probe = HeldMemory(memory.read)
-            agent = ChipAgent(directory, key, probe, settings, clock=self.time)
+            draw = random.Random(f"{seed} {ueid.hex()}").expovariate  # a real chip's nobody can foresee
+            agent = ChipAgent(directory, key, probe, settings, clock=self.time, draw=draw)
             agent.start()
             agent.self_test()
             self.chips.append(SimulatedChip(ueid, agent, probe, memory))
