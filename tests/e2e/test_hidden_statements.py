@@ -198,3 +198,26 @@ def test_a_step_has_to_fail_under_a_log_each_time_before_that_is_the_logs(
         is expected
     )
     replay.session.close()
+
+
+@pytest.mark.parametrize("period", [2, 3, 4])
+def test_a_job_that_fails_every_other_time_or_third_convicts_nobody_by_its_log(
+    period: int, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transcript, source = run.load_transcript(), find_source(str(tmp_path / "job.py"))
+    replay = open_replay(transcript.specification, source)
+    assert isinstance(replay, Replay)
+    draw, calls = replay.job.batch, 0
+
+    def failing(step: int) -> object:
+        nonlocal calls
+        calls += 1
+        if calls % period == 1:
+            raise RuntimeError("now and then")
+        return draw(step)
+
+    monkeypatch.setattr(replay.job, "batch", failing)
+    first, frame = run.load_checkpoint(0), run.load_frames(transcript, 0, 1)[0]
+
+    assert not replay.ends_without(transcript.record(0), frame, lambda: load_state(replay.session, first))
+    replay.session.close()
