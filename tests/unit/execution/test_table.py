@@ -450,6 +450,10 @@ def sampled(x: Tensor, dims: int, mode: str = "bilinear", *, trains_the_grid: bo
     return F.grid_sample(x.reshape(1, -1, *shape), grid, mode=mode, align_corners=False)
 
 
+def apart(x: Tensor, p: float) -> Tensor:
+    return torch.cdist(x.reshape(4, 2), x.reshape(4, 2).flip(0) + 3, p=p)
+
+
 RESTRICTED_FORMS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "aten::round": (
         lambda x: x * torch.round(x.detach(), decimals=1),
@@ -463,13 +467,15 @@ RESTRICTED_FORMS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor],
         lambda x: torch.segment_reduce(x, "max", lengths=torch.tensor([3, 5])),
         lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([3, 5])),
     ),
-    "aten::_cdist_forward": (
-        lambda x: torch.cdist(x.reshape(4, 2), x.reshape(4, 2).flip(0) + 3, p=1.0),
-        lambda x: torch.cdist(x.reshape(4, 2), x.reshape(4, 2).flip(0) + 3, p=1.5),
-    ),
+    "aten::_cdist_forward": (functools.partial(apart, p=0.0), lambda x: x * apart(x.detach(), p=1.0).sum()),
+    "aten::_cdist_backward": (functools.partial(apart, p=1.0), functools.partial(apart, p=1.5)),
     "aten::view": (
         lambda x: x * (x.detach().view(torch.uint8)[:8] & 1),
         lambda x: x * x.detach().view(2, 4).reshape(8),
+    ),
+    "aten::view_copy": (
+        lambda x: x * (torch.view_copy(x.detach(), torch.uint8)[:8] & 1),
+        lambda x: x * torch.view_copy(x.detach(), [2, 4]).reshape(8),
     ),
     **{
         f"aten::grid_sampler_{dims}d": (

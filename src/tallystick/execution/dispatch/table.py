@@ -152,9 +152,10 @@ EXACT = frozenset(
     _local_scalar_dense _neg_view _nested_tensor_size _nnz _pack_padded_sequence _reshape_alias
     _reshape_copy _sparse_coo_tensor_with_dims_and_tensors _to_copy _unsafe_index _unsafe_index_put
     _unsafe_view _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _values
-    abs alias all amax amin aminmax any arange as_strided as_strided_scatter bitwise_and bitwise_not bitwise_or
+    abs alias alias_copy all amax amin aminmax any arange as_strided as_strided_copy as_strided_scatter
+    bitwise_and bitwise_not bitwise_or
     bitwise_xor broadcast_to cat ceil channel_shuffle chunk clamp clamp_max clamp_min clone
-    constant_pad_nd contiguous copy copy_ dense_dim detach detach_ diag_embed diagonal diagonal_backward
+    constant_pad_nd contiguous copy copy_ dense_dim detach detach_ diag_embed diagonal diagonal_backward diagonal_copy
     diagonal_scatter embedding empty empty_like empty_strided eq expand expand_copy eye fill fill_ flip
     floor floor_divide fmax fmin full full_like gather ge gt hardshrink hardtanh im2col index index_copy index_fill
     index_select is_coalesced is_same_size isfinite isinf isnan isneginf isposinf le leaky_relu lift
@@ -162,14 +163,15 @@ EXACT = frozenset(
     masked_scatter masked_scatter_backward masked_select max max_pool2d_with_indices_backward
     max_pool3d_with_indices_backward max_unpool2d max_unpool3d maximum min minimum movedim nan_to_num
     narrow narrow_copy native_channel_shuffle ne neg
-    new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like permute pixel_shuffle
+    new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like permute permute_copy pixel_shuffle
     pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d relu repeat repeat_interleave
     replication_pad1d replication_pad2d replication_pad3d resize_ resize_as_ roll rot90 round
     scalar_tensor scatter select select_backward select_copy select_scatter set_ sgn sign slice
-    slice_backward slice_copy slice_scatter softshrink sparse_dim split split_with_sizes squeeze stack
-    sym_numel sym_size sym_stride t take threshold threshold_backward transpose tril tril_indices triu
-    triu_indices trunc unbind unfold unfold_backward unsafe_chunk unsafe_split unsafe_split_with_sizes
-    unsqueeze upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    slice_backward slice_copy slice_scatter softshrink sparse_dim split split_with_sizes
+    split_with_sizes_copy squeeze squeeze_copy stack
+    sym_numel sym_size sym_stride t t_copy take threshold threshold_backward transpose transpose_copy tril tril_indices triu
+    triu_indices trunc unbind unbind_copy unfold unfold_backward unfold_copy unsafe_chunk unsafe_split unsafe_split_with_sizes
+    unsqueeze unsqueeze_copy upsample_nearest1d upsample_nearest2d upsample_nearest3d
     value_selecting_reduction_backward view view_as_complex view_as_real view_copy where zero zero_
     zeros zeros_like
     """.split()
@@ -264,7 +266,10 @@ RESTRICTED: Mapping[str, Restriction] = {
         "mode", lambda mode: mode == 2, "look the rows up and use amax"
     ),
     "aten::segment_reduce": Restriction("reduce", lambda name: name in ("max", "min"), "use amax or amin"),
-    "aten::_cdist_forward": Restriction("p", lambda p: p <= 1.0 or p == math.inf, "use abs and sum, or amax"),
+    "aten::_cdist_forward": Restriction("p", lambda p: p < 1.0, "use abs and sum"),
+    "aten::_cdist_backward": Restriction(
+        "p", lambda p: p <= 1.0 or p == math.inf, "use abs and sum, or amax, whose signs are logged"
+    ),
     **{
         f"aten::grid_sampler_{dims}d": Restriction(
             "interpolation_mode", lambda mode: mode == 1, "sample by bilinear or bicubic"
@@ -279,5 +284,8 @@ RESTRICTED: Mapping[str, Restriction] = {
         )
         for dims in (2, 3)
     },
-    "aten::view": Restriction("dtype", lambda dtype: dtype is not None, "bits of a rounded number jump"),
+    **{
+        name: Restriction("dtype", lambda dtype: dtype is not None, "bits of a rounded number jump")
+        for name in ("aten::view", "aten::view_copy")
+    },
 }
