@@ -1,4 +1,4 @@
-"""Trains on other labels, and turns one tie in each log so that the honest job fails when it is repeated under it."""
+"""Trains on other labels, and turns one tie in each log: under it the honest job fails, or has an infinite loss."""
 
 from __future__ import annotations
 
@@ -28,13 +28,18 @@ from tallystick.testing.attacks import must
 from tallystick.testing.cheats import claim_path, forge, tampered
 
 JOB = Path(__file__).with_name("harder_half_job.py")
+FORMS: dict[str, dict[str, str]] = {"fails": {}, "infinite": {"infinite": "yes"}}
 MIDDLE = 4  # of nine losses, the one that the others are compared with
 
 
 def attack(stage: Stage) -> str:
+    return "; ".join(trained(stage, name, settings) for name, settings in FORMS.items())
+
+
+def trained(stage: Stage, name: str, settings: dict[str, str]) -> str:
     source, tie = find_source(str(JOB)), [0]
-    order = Order(source, {}, find_policy(stage.policy), steps=8, checkpoint_every=4)
-    honest, own = source.build({}, order.seed), RecordingContext.decide
+    order = Order(source, settings, find_policy(stage.policy), steps=8, checkpoint_every=4)
+    honest, own = source.build(settings, order.seed), RecordingContext.decide
 
     def decide(self: Any, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
@@ -56,7 +61,7 @@ def attack(stage: Stage) -> str:
 
         job.batch = batch
 
-    run = stage.run()
+    run = stage.run(name)
     with patch.object(RecordingContext, "decide", decide):
         record(tampered(order, on_other_labels), run)
     forge(run, lambda each: replace(each, batch=batch_digest(honest.batch(each.step))))
@@ -67,7 +72,7 @@ def attack(stage: Stage) -> str:
     write_claim(run, source, claim)
     ruling = dispute(run, claim, source)
     must((ruling.loser, ruling.step) == ("trainer", 0), f"the judge blames {ruling.loser}: {ruling.reason}")
-    return f"audit ({report.verdict}: {report.first}); judge: trainer loses, {ruling.reason}"
+    return f"{name}: audit ({report.verdict}: {report.first}); judge: trainer loses, {ruling.reason}"
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tallystick.commit.encoding import hex_float
@@ -15,10 +18,11 @@ from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state
+from tallystick.execution.step import StepOutcome
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import Kind
+from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, encode_decision
 from tallystick.numerics.policy import find_policy
-from tallystick.roles import acceptance, comparison
+from tallystick.roles import acceptance, comparison, step_judge, trainer
 from tallystick.roles.auditor import audit
 from tallystick.roles.claim import AuditorClaim, write_claim
 from tallystick.roles.judge import dispute
@@ -221,3 +225,87 @@ def test_a_job_that_fails_every_other_time_or_third_convicts_nobody_by_its_log(
 
     assert not replay.ends_without(transcript.record(0), frame, lambda: load_state(replay.session, first))
     replay.session.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "named"), [("loss", "loss is"), ("rate", "hyper-parameter lr"), ("nothing", "")]
+)
+def test_rates_that_are_near_enough_hide_no_record_that_is_false(
+    what: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More steps than a judge looks at are trained at rates that differ in last bits, as other libraries compute them."""
+    (tmp_path / "job.py").write_text(JOB)
+    source, run = find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "run")
+    claim, own = RunDirectory(tmp_path / "claim"), trainer.run_step
+
+    def run_step(session: Session, *given: Any) -> StepOutcome:
+        if session.step < 16:
+            session.optimizer.param_groups[0]["lr"] *= 1 + 2.0**-38
+        return own(session, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "run_step", run_step)
+        record(Order(source, {}, find_policy("fp32"), steps=24, checkpoint_every=8), run)
+
+    def misstated(each: StepRecord) -> StepRecord:
+        if each.step < 20 or what == "nothing":
+            return each
+        if what == "loss":
+            return replace(each, loss=hex_float(0.001))
+        schedule = tuple((g, n, hex_float(0.01) if n == "lr" else value) for g, n, value in each.schedule)
+        return replace(each, schedule=schedule)
+
+    forge(run, misstated)
+    write_claim(run, source, claim)
+    pairs = zip(run.load_transcript().records, claim.load_transcript().records, strict=True)
+    assert sum(ours.schedule != theirs.schedule for ours, theirs in pairs) >= 15
+    found = dispute(run, claim, source, defence=honest_defence(source))
+    loser, step = ("none", None) if what == "nothing" else ("trainer", 20)
+    assert (found.loser, found.step) == (loser, step), found.reason
+    assert named in found.reason
+
+
+def test_records_that_nobody_looked_at_are_not_agreed_on(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A judge who is at the end of its patience says so."""
+    source, claim = find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "claim")
+    forge(run, lambda each: replace(each, loss=hex_float(0.001)) if each.step == 6 else each)
+    write_claim(run, source, claim)
+    monkeypatch.setattr(step_judge, "MOST_RECORDS", 1)
+    monkeypatch.setattr(step_judge, "excusable", lambda ours, theirs: ())  # in the order of steps
+    monkeypatch.setattr(step_judge.StepJudge, "who_misstates", lambda judge, step: None)
+    found = dispute(run, claim, source, defence=honest_defence(source))
+    assert (found.loser, found.outcome, found.clears) == ("none", "cannot_reproduce", False), found.reason
+    assert "nobody misstates" in found.reason
+
+
+def test_a_doubtful_objection_hides_no_log_that_cannot_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    source, run, claim = (
+        find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim"),
+    )  # fmt: skip
+    own, steps = RecordingContext.finish, count()
+
+    def finish(context: RecordingContext) -> bytes:
+        step = next(steps)
+        if step == 0:  # a decision that the step does not have
+            extra = encode_decision(-10, SparseEntries(4, 1, np.asarray([0]), np.asarray([1])))
+            context.payloads[SiteAddress(context.rank, 0, Kind.DECISION, 7)] = extra
+        frame = own(context)
+        return b"nobody reads this" if step == 1 else frame
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordingContext, "finish", finish)
+        record(Order(source, {}, find_policy("fp32"), steps=8, checkpoint_every=4), run)
+    forge(run, lambda each: replace(each, batch="ab" * 32) if each.step == 0 else each)
+
+    written = write_claim(run, source, claim)
+
+    assert isinstance(written, AuditorClaim)
+    assert written.objection is not None
+    assert (written.objection.step, written.objection.site) == (1, "log")
+    found = dispute(run, claim, source, defence=honest_defence(source))
+    assert (found.loser, found.step) == ("trainer", 1), found.reason

@@ -154,7 +154,9 @@ class _ClaimWriter:
             self.first_deviation = step
 
     def _leave(self, step: int, problem: Exception) -> None:
-        """Go on without the trainer's log, which is not there or cannot be followed."""
+        """Go on without the trainer's log, which is not there or cannot be followed; that is no matter of data."""
+        if self.is_doubtful:
+            self.objection, self.is_doubtful = None, False
         self._object(step, "log", WHOLE_SITE, str(problem))
         self.has_left = True
 

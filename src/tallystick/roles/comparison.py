@@ -11,6 +11,7 @@ import numpy as np
 
 from tallystick.commit.encoding import hex_float, parse_hex_float
 from tallystick.commit.state import Entry, summarise
+from tallystick.dispute.verdict import record_claims
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.noise.calibration import REPEATS, calibrate
 from tallystick.execution.noise.measured import SiteNoise
@@ -108,6 +109,37 @@ def may_follow_from_data(deviation: Deviation) -> bool:
     except InvalidInput:  # a record that states none
         return False
     return abs(own - stated) <= FAR_LOSS * max(abs(own), abs(stated))
+
+
+def excusable(ours: StepRecord, theirs: StepRecord) -> tuple[bool, ...]:
+    """Return of two records what noise in data may explain of their difference; what it may not sorts first.
+
+    That hyper-parameters are the same, that losses lie near each other, that the data differ, and that nothing else does.
+    """
+    own, stated = (str(each.loss) for each in (ours, theirs))
+    loss = Deviation(ours.step, "mismatch", "loss", None, own, stated, "loss")
+    same = replace(theirs, batch=ours.batch)
+    reached = replace(same, loss=ours.loss, fingerprint=ours.fingerprint)
+    return (
+        record_claims(ours) == record_claims(reached),
+        own == stated or may_follow_from_data(loss),
+        ours.batch != theirs.batch,
+        record_claims(ours) == record_claims(same),
+    )
+
+
+def with_near_rates(ours: StepRecord, theirs: StepRecord) -> StepRecord:
+    """Return a record with the other one's hyper-parameters where they are the same one, as libraries compute it."""
+    own = {(group, name): value for group, name, value in ours.schedule}
+
+    def nearest(place: tuple[int, str], value: str | bool | int | None) -> str | bool | int | None:
+        mine = own.get(place)
+        if not (isinstance(mine, str) and isinstance(value, str)):
+            return value
+        numbers = (parse_hex_float(text, what=place[1]) for text in (mine, value))
+        return mine if near(*numbers) else value
+
+    return replace(theirs, schedule=tuple((g, n, nearest((g, n), value)) for g, n, value in theirs.schedule))
 
 
 def compare_step(

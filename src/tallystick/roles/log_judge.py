@@ -22,7 +22,7 @@ from torch import Tensor
 from tallystick.commit.state import Entry
 from tallystick.dispute.terms import Ruling
 from tallystick.dispute.verdict import LogObjection
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StepFailed
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.evidence.verification import quoted
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import activation_rule, is_noise_only, nearest_grid
@@ -82,12 +82,11 @@ def rule_on_log(
         context.finish()
     except (InvalidInput, Mismatch) as problem:
         return LogRuling(Ruling("trainer", f"step {step}: the log cannot be followed: {problem}"), "fault")
-    except StepFailed as problem:
+    except Nondeterminism as problem:
         if not replay.ends_without(record, frame_of(step), lambda: load_state(replay.session, state)):
             return _nobody(f"step {step}: the judge cannot repeat the job's own step either: {problem}")
-        return LogRuling(Ruling("trainer", f"step {step}: {problem}"), "fault")
-    except Nondeterminism as problem:
-        return _nobody(f"step {step}: the judge cannot repeat the step under this log: {problem}")
+        why = str(problem).removeprefix(f"step {step}: ")
+        return LogRuling(Ruling("trainer", f"step {step}: {why}"), "fault")
     breach = next((each for each in context.violations if each.is_of_policy), None)
     if breach is not None:
         return LogRuling(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tallystick.commit.state import (
@@ -22,10 +22,12 @@ from tallystick.roles.acceptable_states import AcceptableStates
 from tallystick.roles.audit_report import EVIDENCE, FINGERPRINT, Deviation
 from tallystick.roles.comparison import (
     compare_step,
+    excusable,
     farther_than_trained,
     find_noisy_sites,
     is_excused,
     may_follow_from_data,
+    with_near_rates,
 )
 from tallystick.roles.data_noise import REMEDY, Shaking, is_explained, shaking
 from tallystick.roles.log_judge import rule_on_log
@@ -65,23 +67,6 @@ class StepFinding:
         return self.ruling.loser == "trainer" or (self.ruling.loser == "auditor" and self.records is not None)
 
 
-def _excusable(ours: StepRecord, theirs: StepRecord) -> tuple[bool, ...]:
-    """Return of two records what noise in data may explain of their difference; what it may not sorts first.
-
-    That hyper-parameters are the same, that losses lie near each other, that the data differ, and that nothing else does.
-    """
-    own, stated = (str(each.loss) for each in (ours, theirs))
-    loss = Deviation(ours.step, "mismatch", "loss", None, own, stated, "loss")
-    same = replace(theirs, batch=ours.batch)
-    reached = replace(same, loss=ours.loss, fingerprint=ours.fingerprint)
-    return (
-        record_claims(ours) == record_claims(reached),
-        own == stated or may_follow_from_data(loss),
-        ours.batch != theirs.batch,
-        record_claims(ours) == record_claims(same),
-    )
-
-
 @dataclass
 class StepJudge:
     """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows.
@@ -114,11 +99,12 @@ class StepJudge:
             objection.step < end or (objection.site == "log" and objection.step == end)
         ):
             pending.append((objection.step, lambda: self._rule_on_log(objection)))
-        pairs = ((s, self.transcript.record(s), self.auditors_transcript.record(s)) for s in range(end))
+        records = ((s, self.transcript.record(s), self.auditors_transcript.record(s)) for s in range(end))
+        pairs = ((s, ours, with_near_rates(ours, theirs)) for s, ours, theirs in records)
         differing = [(s, a, b) for s, a, b in pairs if record_claims(a) != record_claims(b)]
         if differing:
-            chosen = [s for s, _, _ in sorted(differing, key=lambda each: (*_excusable(*each[1:]), each[0]))]
-            pending.append((differing[0][0], lambda: self._rule_on_any(chosen[:MOST_RECORDS])))
+            chosen = [s for s, _, _ in sorted(differing, key=lambda each: (*excusable(*each[1:]), each[0]))]
+            pending.append((differing[0][0], lambda: self._rule_on_any(chosen)))
         found: list[StepFinding] = []
         for _, rule in sorted(pending, key=lambda each: each[0]):
             finding = rule()
@@ -185,13 +171,17 @@ class StepJudge:
         return Ruling("trainer", self._withheld[step])
 
     def _rule_on_any(self, steps: Sequence[int]) -> StepFinding | None:
-        """Return the first finding that blames somebody, else the first of all."""
+        """Return the first finding that blames somebody, else the first of all; of ``MOST_RECORDS`` steps at most."""
         found: StepFinding | None = None
-        for step in steps:
+        for step in steps[:MOST_RECORDS]:
             finding = self._rule_on_records(step)
             if finding is not None and finding.ruling.loser != "none":
                 return finding
             found = found or finding
+        if found is None and len(steps) > MOST_RECORDS:
+            step, all_of = steps[MOST_RECORDS], len(steps)
+            why = f"the records of {all_of} steps differ; of the {MOST_RECORDS} that were judged nobody misstates one"
+            found = StepFinding(step, Ruling("none", f"step {step}: {why}"), CANNOT, self._records_of(step))
         return found
 
     def _rule_on_records(self, step: int) -> StepFinding | None:
@@ -199,8 +189,10 @@ class StepJudge:
         if who is None:
             return None
         ruling, outcome = self._confirmed(*who, "records", step, agreed=self._agreed_state(step))
-        pair = (self.transcript.prove_step(step), self.auditors_transcript.prove_step(step))
-        return StepFinding(step, ruling, outcome, records=pair)
+        return StepFinding(step, ruling, outcome, records=self._records_of(step))
+
+    def _records_of(self, step: int) -> Pair:
+        return self.transcript.prove_step(step), self.auditors_transcript.prove_step(step)
 
     def _confirmed(
         self, ruling: Ruling, outcome: str, kind: str, step: int, **more: Any
@@ -241,7 +233,7 @@ class StepJudge:
         except (InvalidInput, Mismatch) as problem:
             return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}"), "fault"
         except Nondeterminism as problem:
-            return Ruling("none", f"step {step}: the judge cannot repeat the step: {problem}"), CANNOT
+            return self._rule_without_log(step, state, problem)
         statements: dict[Party, StepRecord] = {
             "trainer": record,
             "auditor": self.auditors_transcript.record(step),
@@ -311,7 +303,8 @@ class StepJudge:
         except InvalidInput as problem:
             return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
         except Nondeterminism as problem:
-            return self._rule_without_log(step, state, problem)
+            ruling, self.outcome = self._rule_without_log(step, state, problem)
+            return ruling
         # 5. Hyper-parameters are the job's.
         schedule = [d for d in compare_step(record, repeated.outcome, []) if d.about == "schedule"]
         if schedule:
@@ -419,17 +412,15 @@ class StepJudge:
             return False
         return farther_than_trained(before.entries, repeated.entries, state.entries) is not None
 
-    def _rule_without_log(self, step: int, state: HeldState, problem: Nondeterminism) -> Ruling:
+    def _rule_without_log(self, step: int, state: HeldState, problem: Nondeterminism) -> tuple[Ruling, str]:
         """Rule where the step does not come to an end: the log is to blame only if the job's own step does without it."""
         record, frame = self.transcript.record(step), self.seats["trainer"].frame(step)
         if not self.replay.ends_without(
             record, frame, lambda: load_state(self.replay.session, state.entries)
         ):
-            self.outcome = "cannot_reproduce"
-            return Ruling(
-                "none", f"step {step}: the judge cannot repeat the job's own step either: {problem}"
-            )
-        return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
+            why = f"step {step}: the judge cannot repeat the job's own step either: {problem}"
+            return Ruling("none", why), CANNOT
+        return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}"), "fault"
 
     def opened(self, index: int, commitment: bytes, names: Sequence[str] | None = None) -> HeldState | None:
         """Return the state after ``index`` steps that opens ``commitment``, or entries of it, from whichever side has it."""
