@@ -35,4 +35,10 @@ def build(settings):
         x = torch.randint(-64, 64, (9, 6), generator=drawn).float() / 64
         return x, (x.sum(1) > 0).long() + (x[:, 0] > 0.5).long()
 
-    return Job(model, torch.optim.SGD(model.parameters(), lr=0.1), batch, without_end if settings.get("infinite") else loss, steps=8)
+    return Job(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        batch,
+        without_end if settings.get("infinite") else loss,
+        steps=8,
+    )
