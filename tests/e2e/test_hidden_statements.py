@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tallystick.commit.encoding import hex_float
+from tallystick.dispute.verdict import LogObjection
 from tallystick.errors import JobFailed, StepFailed
 from tallystick.execution.job import find_source
 from tallystick.execution.rounding.context import RecordingContext
@@ -309,3 +310,23 @@ def test_a_doubtful_objection_hides_no_log_that_cannot_be_followed(
     assert (written.objection.step, written.objection.site) == (1, "log")
     found = dispute(run, claim, source, defence=honest_defence(source))
     assert (found.loser, found.step) == ("trainer", 1), found.reason
+
+
+@pytest.mark.parametrize(("has_noisy_data", "loser"), [(True, "none"), (False, "auditor")])
+def test_an_auditor_whose_own_data_are_noise_is_not_convicted_of_its_objection(
+    has_noisy_data: bool, loser: str, tmp_path: Path
+) -> None:
+    """It saw another step, in which the log may break a rule."""
+    (tmp_path / "job.py").write_text(JOB)
+    source, run = find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "run")
+    claim = RunDirectory(tmp_path / "claim")
+    record(Order(source, {}, find_policy("fp32"), steps=8, checkpoint_every=4), run)
+    write_claim(run, source, claim)
+    if has_noisy_data:
+        forge(claim, lambda each: replace(each, batch="ab" * 32) if each.step == 6 else each)
+    objection = LogObjection(
+        run.load_transcript().root().hex(), 6, "gradient of net.weight", 0, "past half a quantum"
+    )
+    claim.write_document(claim.objection_path, objection.encode())
+    found = dispute(run, claim, source, defence=honest_defence(source))
+    assert (found.loser, found.clears) == (loser, loser == "auditor"), found.reason

@@ -239,7 +239,7 @@ def test_an_auditor_objects_to_nothing_that_the_judge_says_nothing_of(odd: Hones
 
     assert odd.rule(side, at, Accusation(0, 0))[0] == "unknown"
     assert odd.looked(seen, side) is None
-    assert "numbers that some machines do not have" in str(seen.unknown)
+    assert "some machines" in str(seen.unknown)
 
 
 def test_an_auditor_asks_for_no_more_results_at_once_than_a_question_may_bring(honest: HonestStep) -> None:

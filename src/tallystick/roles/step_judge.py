@@ -119,10 +119,19 @@ class StepJudge:
             return StepFinding(objection.step, withheld, "fault", objection=objection)
         entries = None if state is None else state.entries
         found = rule_on_log(self.seats["trainer"].frame, self.transcript, self.replay, objection, entries)
+        if found.ruling.loser == "auditor" and self._has_noisy_data("auditor", objection.step):
+            why = f"step {objection.step}: {DATA_NOISE_REASON.format('auditor')}"
+            return StepFinding(objection.step, Ruling("none", why), CANNOT, objection=objection)
         ruling, outcome = self._confirmed(
             found.ruling, found.outcome, "log", objection.step, agreed=state, objection=objection
         )
         return StepFinding(objection.step, ruling, outcome, objection=objection)
+
+    def _has_noisy_data(self, party: Party, step: int) -> bool:
+        """Whether a party's record states other data than the judge's, as noise may have it: it saw another step."""
+        transcript = self.transcript if party == "trainer" else self.auditors_transcript
+        other = transcript.record(step).batch != batch_digest(self.replay.job.batch(step))
+        return other and self.replay.may_be_noise(step)
 
     def _agreed_state(self, step: int) -> HeldState | None:
         """Return the state before ``step``, from whichever side can open it.
