@@ -25,10 +25,11 @@ from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import store_nodes
 from tallystick.dispute.operator_list import BATCH, END, LOAD, STORE, Operator, Output, base_of
 from tallystick.dispute.rulings import Accusation, rule_on_operator
+from tallystick.dispute.terms import Ruling
 from tallystick.execution.job import find_source
 from tallystick.execution.snapshot import copied, load_state, state_entries
 from tallystick.numerics.policy import find_policy
-from tallystick.roles import parties
+from tallystick.roles import parties, referee, step_judge
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.operator_examination import Examination, Wanted, end_root
@@ -575,6 +576,35 @@ def test_whatever_the_table_says_of_an_operator_no_honest_trainer_is_convicted_b
     assert "must be" in found.operator.reason
     assert "the whole step does not convict the trainer" in found.operator.reason
     assert (found.loser, found.record) == ("auditor", None)
+
+
+@pytest.mark.parametrize(
+    ("is_noisy", "is_unsteady", "loser"),
+    [(False, False, "trainer"), (True, False, "none"), (False, True, "none")],
+)
+def test_a_list_with_other_data_than_were_committed_convicts_whatever_noise_explains_of_the_step(
+    is_noisy: bool, is_unsteady: bool, loser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless noise reaches the data, or the job has others in each process."""
+    run, claim, source = (
+        RunDirectory(tmp_path / "run"),
+        RunDirectory(tmp_path / "claim"),
+        find_source("digits"),
+    )
+    cheat = CHEATS["other_data"](2)
+    cheat.run(replace(order("digits", "fp32", 3), checkpoint_every=1), run)
+    write_claim(run, source, claim)
+    says_nothing = Ruling("none", "noise explains the state")
+    monkeypatch.setattr(step_judge.StepJudge, "rule", lambda *given: says_nothing)
+    monkeypatch.setattr(step_judge.StepJudge, "rule_on_agreed", lambda *given: [])
+    monkeypatch.setattr(Replay, "may_be_noise", lambda *given: is_noisy)
+    monkeypatch.setattr(referee, "find_unsteady", lambda *given: "another" if is_unsteady else None)
+
+    found = dispute(run, claim, source, defence=cheat.defence(source))
+
+    assert found.loser == loser, found.reason
+    assert found.operator is not None
+    assert "is not the committed data" in found.operator.reason
 
 
 CHANGED_UNSEEN = """

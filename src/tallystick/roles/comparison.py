@@ -17,7 +17,7 @@ from tallystick.execution.noise.calibration import REPEATS, calibrate
 from tallystick.execution.noise.measured import SiteNoise
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.breaches import Violation
-from tallystick.execution.rounding.grids import is_noise_only, reach_of
+from tallystick.execution.rounding.grids import is_noise_only, reach_of, scale_exponents
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, under_log
@@ -305,11 +305,18 @@ def noisy_sites_of(session: Session, backward: Backward, declared: GridTable) ->
 
 
 def _over_scales(noise: SiteNoise, grid: SiteGrid) -> float:
-    """Return the largest deviation over the scales declared, those that bands are relative to."""
+    """Return the largest deviation over the scales declared, those that bands are relative to.
+
+    But over this machine's own, less an octave, where that is more: no honest recorder declares less than a block's values
+    have, and over what another gradient has, or none, noise is as large as one likes.
+    """
     if noise.block_largest is None or noise.block_largest.size != grid.scales.size:
         return noise.relative
+    scales = grid.scales.astype(np.int64)
+    if noise.block_rms is not None and noise.block_rms.size == scales.size:
+        scales = np.maximum(scales, scale_exponents(noise.block_rms) - 1)
     with np.errstate(over="ignore"):
-        return float(np.max(noise.block_largest * np.exp2(-grid.scales.astype(np.float64))))
+        return float(np.max(noise.block_largest * np.exp2(-scales.astype(np.float64))))
 
 
 def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:

@@ -18,6 +18,7 @@ from tallystick.dispute.bisection import Claim, Game, Level, Silence, apply, ope
 from tallystick.dispute.bounds.steps import StepFacts, needs_log
 from tallystick.dispute.exchange import ANSWER_LIMIT, HEAD_LIMIT, ForfeitError, Question, QuestionChannel
 from tallystick.dispute.openings import StateChunk
+from tallystick.dispute.operator_list import BATCH
 from tallystick.dispute.record import GRIDS_ENTRY, DisputeRecord, StepsGame
 from tallystick.dispute.signed_moves import Terms
 from tallystick.dispute.terms import DisputedPosition, Party, Ruling
@@ -241,6 +242,7 @@ class Referee:
             found is not None
             and found.loser is not None
             and not (is_by_rule and (self.answers_itself or found.loser == "auditor"))
+            and not self._contradicts_itself(found, position.agreed)
         ):
             # The table may be wrong about an operator, a list may differ with the machine, and where the job's program played
             # the trainer's part here, its noise may be to blame: the whole step is judged as well, and has the last word.
@@ -259,6 +261,17 @@ class Referee:
             step=step_judge.step,
             reason=ruling.reason,
             outcome=step_judge.outcome,
+        )
+
+    def _contradicts_itself(self, found: OperatorResult, step: int) -> bool:
+        """Whether the trainer's own list has other data than its record commits to, which no table and no noise decides."""
+        return (
+            found.loser == "trainer"
+            and self.answers_itself
+            and found.operator is not None
+            and found.operator.name == BATCH
+            and not self.replay.may_be_noise(step)
+            and find_unsteady(self.panel.trainer, self.panel.source, step) is None
         )
 
     def _play_operators(

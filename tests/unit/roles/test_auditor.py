@@ -256,6 +256,35 @@ def test_a_loss_that_is_nothing_but_noise_is_nobodys_whatever_its_scale(
         assert [each.subject for each in found] == (["loss"] if noisy else [])
 
 
+@pytest.mark.parametrize(
+    ("declared", "noise", "noisy"),
+    [
+        ((-7, -7), 2.0**-30, False),
+        ((-7, -19), 2.0**-30, False),  # another gradient's
+        ((-7, -1000), 2.0**-30, False),  # none
+        ((-7, -7), 2.0**-12, True),
+        ((-7, -9), 1.5 * 2.0**-20, False),  # over the own scale less an octave, 2**-8
+        ((-7, -7), 2.0**-18, False),
+        ((-9, -9), 2.0**-18, True),  # the control: were the values as small, it were noise
+    ],
+)
+def test_noise_is_relative_to_no_scale_that_the_gradient_does_not_have(
+    declared: tuple[int, int], noise: float, noisy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that was not taken, or taken on other rows of a table, declares less than these values have."""
+    place = (Kind.GRADIENT, 0)
+    table = GridTable({place: site_grid(FP32, Kind.GRADIENT, -10, np.array(declared, dtype=np.int64))})
+    session: Any = SimpleNamespace(policy=FP32, seed=1, step=4, site_name=str)
+    size = 2.0**-10 if declared[0] == -9 else 2.0**-7
+    measured = SiteNoise(
+        noise / size, np.full(2, math.log2(size), dtype=np.int64), size, noise,
+        block_rms=np.full(2, size), block_largest=np.full(2, noise),
+    )  # fmt: skip
+    monkeypatch.setattr(comparison, "calibrate", lambda *given, **more: Calibration({place: measured}))
+    found = comparison.noisy_sites_of(session, lambda context: None, table)
+    assert bool(found) is noisy, found
+
+
 def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under fp32 twice what is measured here is taken for possible, docs/adr/0025."""
     place, band = (Kind.GRADIENT, 0), 2.0**-10
