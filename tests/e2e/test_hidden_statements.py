@@ -14,7 +14,7 @@ import pytest
 from tallystick.commit.encoding import hex_float
 from tallystick.dispute.verdict import LogObjection
 from tallystick.errors import JobFailed, StepFailed
-from tallystick.execution.job import find_source
+from tallystick.execution.job import JobSource, find_source
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session.session import Session
@@ -34,6 +34,12 @@ from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import claim_other_data, forge, honest_defence
 
 JOB = (Path(__file__).parent / "honest_jobs" / "drawing.py").read_text()
+
+
+def placed(place: Path) -> tuple[JobSource, RunDirectory, RunDirectory]:
+    """The job below a folder, and directories for its run and the auditor's claim."""
+    (place / "job.py").write_text(JOB)
+    return find_source(str(place / "job.py")), RunDirectory(place / "run"), RunDirectory(place / "claim")
 
 
 @pytest.fixture
@@ -129,13 +135,7 @@ def test_data_that_noise_explains_excuse_no_grid_that_the_policy_does_not_have(
 
 
 def test_sixteen_records_that_blame_nobody_hide_none_that_is_false(tmp_path: Path) -> None:
-    path = tmp_path / "job.py"
-    path.write_text(JOB)
-    source, run, claim = (
-        find_source(str(path)),
-        RunDirectory(tmp_path / "run"),
-        RunDirectory(tmp_path / "claim"),
-    )
+    source, run, claim = placed(tmp_path)
     record(Order(source, {}, find_policy("fp32"), steps=24, checkpoint_every=8), run)
 
     def misstated(each: StepRecord) -> StepRecord:
@@ -152,13 +152,7 @@ def test_sixteen_records_that_blame_nobody_hide_none_that_is_false(tmp_path: Pat
 def test_a_job_that_fails_where_noise_is_measured_ends_no_audit_and_no_dispute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "job.py"
-    path.write_text(JOB)
-    source, run, claim = (
-        find_source(str(path)),
-        RunDirectory(tmp_path / "run"),
-        RunDirectory(tmp_path / "claim"),
-    )
+    source, run, claim = placed(tmp_path)
     order = Order(source, {}, find_policy("fp32"), steps=8, checkpoint_every=4)
     claim_other_data(order, run, lambda batch, step: (batch(step)[0], (batch(step)[1] + 1) % 4))
 
@@ -235,9 +229,7 @@ def test_rates_that_are_near_enough_hide_no_record_that_is_false(
     what: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More steps than a judge looks at are trained at rates that differ in last bits, as other libraries compute them."""
-    (tmp_path / "job.py").write_text(JOB)
-    source, run = find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "run")
-    claim, own = RunDirectory(tmp_path / "claim"), trainer.run_step
+    (source, run, claim), own = placed(tmp_path), trainer.run_step
 
     def run_step(session: Session, *given: Any) -> StepOutcome:
         if session.step < 16:
@@ -284,10 +276,7 @@ def test_records_that_nobody_looked_at_are_not_agreed_on(
 def test_a_doubtful_objection_hides_no_log_that_cannot_be_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "job.py").write_text(JOB)
-    source, run, claim = (
-        find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim"),
-    )  # fmt: skip
+    source, run, claim = placed(tmp_path)
     own, steps = RecordingContext.finish, count()
 
     def finish(context: RecordingContext) -> bytes:
@@ -317,9 +306,7 @@ def test_an_auditor_whose_own_data_are_noise_is_not_convicted_of_its_objection(
     has_noisy_data: bool, loser: str, tmp_path: Path
 ) -> None:
     """It saw another step, in which the log may break a rule."""
-    (tmp_path / "job.py").write_text(JOB)
-    source, run = find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "run")
-    claim = RunDirectory(tmp_path / "claim")
+    source, run, claim = placed(tmp_path)
     record(Order(source, {}, find_policy("fp32"), steps=8, checkpoint_every=4), run)
     write_claim(run, source, claim)
     if has_noisy_data:

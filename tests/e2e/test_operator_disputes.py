@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -605,6 +606,25 @@ def test_a_list_with_other_data_than_were_committed_convicts_whatever_noise_expl
     assert found.loser == loser, found.reason
     assert found.operator is not None
     assert "is not the committed data" in found.operator.reason
+
+
+@pytest.mark.parametrize(("structure", "decides"), [(False, True), (True, False)])
+def test_where_a_list_has_its_data_decides_nothing_by_itself(
+    structure: bool, decides: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Honest lists may differ: a leaf of data in place of another one is none with other data."""
+    monkeypatch.setattr(referee, "find_unsteady", lambda *given: None)
+    held: Any = SimpleNamespace(
+        answers_itself=True,
+        replay=SimpleNamespace(may_be_noise=lambda step: False),
+        panel=SimpleNamespace(trainer=None, source=None),
+    )
+    found: Any = SimpleNamespace(
+        loser="trainer",
+        operator=SimpleNamespace(name=BATCH),
+        accusation=Accusation(0, 0, structure=structure),
+    )
+    assert referee.Referee._contradicts_itself(held, found, 2) is decides  # pyright: ignore[reportPrivateUsage]
 
 
 CHANGED_UNSEEN = """

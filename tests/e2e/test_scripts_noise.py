@@ -226,3 +226,20 @@ def test_a_rate_that_a_script_computes_from_a_norm_accuses_nobody_under_noise(
         "hyper-parameter lr of group 0",
     ), found
     assert found["own"].endswith("it depends on the arithmetic")
+
+
+def test_a_script_that_leaves_at_once_is_given_a_verdict_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its exit code would be that of a match, whatever the run states; a child that it forks leaves as ever."""
+    script, run = tmp_path / "train.py", RunDirectory(tmp_path / "run")
+    leaving = "import os\nchild = os.fork()\nif child == 0:\n    os._exit(0)\nassert os.waitpid(child, 0)[1] == 0\nos._exit(0)\n"
+    script.write_text(AT_ITS_OPTIMUM + leaving)
+    assert main(["record", "--policy", "fp32", "--run", str(run.path), "--", "python", str(script)]) == 0
+    capsys.readouterr()
+    command = ["audit", str(run.path), "--json", "--", "python", str(script)]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "match"
+    forge(run, lambda each: replace(each, loss=(1.0).hex()))
+    assert main(command) in (1, 3)
+    assert json.loads(capsys.readouterr().out)["verdict"] in ("mismatch", "cannot_reproduce")

@@ -31,7 +31,7 @@ from tallystick.cli.run.demo import demo
 from tallystick.cli.run.recording import record
 from tallystick.cli.run.reporting import report
 from tallystick.cli.terminal import print_json, say
-from tallystick.errors import Mismatch, Nondeterminism, OtherProgram, TallyError
+from tallystick.errors import JobFailed, Mismatch, Nondeterminism, OtherProgram, TallyError
 
 # The root of click's usage errors, which typer carries under a name that changes between its versions.
 UNUSABLE: type[Exception] = typer.BadParameter.__mro__[2]
@@ -89,6 +89,9 @@ BUILDS_JOBS = ("audit", "bench", "calibrate", "chip", "demo", "diff", "dispute",
 """Commands in whose process a job may run. There sets of strings have one order, everybody's."""
 
 
+COMPLETION = "_TALLY_COMPLETE"  # a shell asks what a command could go on with
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
@@ -104,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     # Before torch loads: idle threads that spin would starve all other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given, completes = list(sys.argv[1:] if arguments is None else arguments), COMPLETION in os.environ
     interrupt_once()
     try:
         code = _command().main(given, prog_name="tally", standalone_mode=False, obj=given)
@@ -130,8 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ended.__context__, BrokenPipeError
         ):  # which click turns into exit code 1, that of a verdict
             return _unread()
-        raise
-    except Exception as problem:  # noqa: BLE001 (reported with its traceback; see the exit codes)
+        if completes:
+            raise
+        text = f"a job or program ended the process, with exit code {ended.code}; nothing is said of it"
+        return _refuse(given, text, "JobFailed", code=_code_of(JobFailed(text)))
+    except BaseException as problem:  # noqa: BLE001 (reported with its traceback; see the exit codes)
         traceback.print_exc()
         return _refuse(given, f"{type(problem).__name__}: {problem}", "Defect", code=70)
     return code if isinstance(code, int) else 0

@@ -270,6 +270,8 @@ class Referee:
             and self.answers_itself
             and found.operator is not None
             and found.operator.name == BATCH
+            and found.accusation is not None
+            and not found.accusation.structure  # in which honest lists may differ
             and not self.replay.may_be_noise(step)
             and find_unsteady(self.panel.trainer, self.panel.source, step) is None
         )

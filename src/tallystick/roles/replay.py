@@ -34,7 +34,7 @@ SITES = "list of sites"
 TRIALS = (True, False, False, True, False, True)
 """Under the log or without it: a step fails each time under a log that is to blame, and ends without.
 
-In no order in which a job that fails now and then would do so by itself.
+In no order that a job which fails once in two, three or four times has by itself.
 """
 
 

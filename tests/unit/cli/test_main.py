@@ -140,3 +140,41 @@ def test_sets_have_one_order_for_all_who_use_the_command(tmp_path: Path) -> None
     }
     assert len(said) == 1
     assert "ValueError: " in said.pop()
+
+
+ENDING = """
+import os, sys
+import torch
+from torch.nn import functional as F
+from tallystick.execution.job import Job
+
+def build(settings):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    def batch(step):
+        drawn = torch.Generator().manual_seed(step)
+        return torch.randint(-8, 8, (4, 4), generator=drawn) / 8, torch.tensor([0, 1, 0, 1])
+    def loss(model, batch):
+        if not os.path.exists({flag!r}):
+            {ends}
+        return F.cross_entropy(model(batch[0]), batch[1])
+    return Job(model, torch.optim.SGD(model.parameters(), lr=0.1), batch, loss, steps=4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [("sys.exit(0)", 2), ("sys.exit(1)", 2), ("raise GeneratorExit", 70)]
+)
+def test_a_job_that_ends_the_process_gives_no_verdict(tally, ends: str, code: int, tmp_path: Path) -> None:
+    """0 would be a match, 1 an accusation."""
+    job, run, flag = tmp_path / "job.py", tmp_path / "run", tmp_path / "flag"
+    job.write_text(ENDING.format(flag=str(flag), ends=ends))
+    flag.touch()
+    assert tally("record", job, "--run", run, "--steps", "4", "--policy", "fp32").code == 0
+    assert tally("audit", run, "--job", job).code == 0
+    flag.unlink()
+
+    answer = tally("audit", run, "--job", job, "--json")
+
+    assert answer.code == code, answer.err
+    assert json.loads(answer.out)["kind"] in ("JobFailed", "Defect")

@@ -389,6 +389,13 @@ def test_the_size_of_a_steps_move_has_a_budget(carried: float) -> None:
         assert freedom.fullest_step == pytest.approx(factor)
 
 
+def test_a_move_of_a_gradient_that_is_zero_exceeds_its_budget_and_ends_nothing() -> None:
+    step = StepFreedom(squared=1.0)
+    assert [(excess.site, excess.stated) for _, excess in Freedom().add(step)] == [
+        ("move of this step's gradient", "inf")
+    ]
+
+
 def test_one_sixteen_bit_result_that_falls_otherwise_moves_no_more_than_its_bound() -> None:
     """The whole gradient carried by 2**-8 of its size: boundaries lie between with probability ``d / q``."""
     rng = np.random.default_rng(0)

@@ -6,12 +6,12 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tallystick.cli.profiles import run_child
 from tallystick.cli.terminal import say
@@ -131,7 +131,12 @@ def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> A
         main, code = _load(name, is_module=is_module)
         shown = str(main.__file__) if is_module else name
         sys.argv[:], sys.modules["__main__"] = [shown, *arguments], main
-        with wanting(wanted), journal_of_its_own(), redirect_stdout(sys.stderr) if quiet else nullcontext():
+        with (
+            _told_of_its_end(),
+            wanting(wanted),
+            journal_of_its_own(),
+            redirect_stdout(sys.stderr) if quiet else nullcontext(),
+        ):
             _run(name, main, code)
             if wanted.attached is None:
                 raise InvalidInput(
@@ -146,6 +151,23 @@ def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> A
         sys.argv[:], sys.path[:], sys.modules["__main__"] = before
         os.chdir(here)
     return wanted.attached
+
+
+@contextmanager
+def _told_of_its_end() -> Generator[None]:
+    """Inside, ``os._exit`` in this process is ``sys.exit``: no exit code comes without a verdict. In its children it stays."""
+    leave, process = os._exit, os.getpid()
+
+    def told(status: int) -> NoReturn:
+        if os.getpid() != process:
+            leave(status)
+        raise SystemExit(status)
+
+    os._exit = told
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def _load(name: str, *, is_module: bool) -> tuple[ModuleType, CodeType]:

@@ -350,7 +350,10 @@ class Freedom:
             self.fullest_step = max(self.fullest_step, share)
             self.filled += share if step.carried > STEADY_FLIPS else 0.0
         if step.squared > allowed:
-            bound, stated = (math.sqrt(x / step.energy) for x in (allowed, step.squared))
+            energy = step.energy  # of a step whose gradient is zero nothing is a share
+            bound, stated = (
+                math.sqrt(x / energy) if energy > 0.0 else math.inf for x in (allowed, step.squared)
+            )
             yield None, Excess("move of this step's gradient", f"{bound:.3g} of it at most", f"{stated:.3g}")
         self.filling += step.carried > STEADY_FLIPS
         most = FILLED + FILLED_A_STEP * self.filling
