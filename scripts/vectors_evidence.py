@@ -723,6 +723,34 @@ def verdict_cases() -> dict[str, tuple[str, Case]]:
             "The game leads to step 3, and the log of step 1 is ruled on.",
             case(objection=objection, step=1),
         ),
+        "chain-behind-the-game": (
+            "The game leads to step 3, which convicts nobody, and the trainer's own step 5 does.",
+            case(chain=t.proof(5), step=5),
+        ),
+        "chain-without-a-game": (
+            "The auditor did not follow a log; the trainer's own step 2 is false.",
+            case(**unplayed, chain=t.proof(2), step=2),
+        ),
+        "chain-of-another-step_fail": (
+            "The proof is of step 4, ruled on is step 5.",
+            wrong("is of step 4", chain=t.proof(4), step=5),
+        ),
+        "chain-of-the-auditor_fail": (
+            "The proof leads to the auditor's run.",
+            wrong("stated root is", chain=a.proof(5), step=5),
+        ),
+        "chain-blames-the-auditor_fail": (
+            "The auditor has claimed none of these steps.",
+            wrong("convict the trainer or nobody", chain=t.proof(5), step=5, loser="auditor"),
+        ),
+        "chain-and-an-objection_fail": (
+            "Two things that it may rest on.",
+            wrong("one of them decided", chain=t.proof(5), step=5, objection=objection),
+        ),
+        "chain-null_fail": (
+            "What is not there is left out.",
+            wrong("chain", "InvalidInput", chain=None),
+        ),
         "nothing-in-dispute": (
             "No step.",
             case(**unplayed, loser="none", outcome="agreement", reason="one state", step=None),

@@ -305,7 +305,10 @@ def test_an_arithmetic_that_disagrees_convicts_nobody(
     assert (result.loser, result.outcome) == ("none", "not_proven")
     assert "arithmetics disagree" in result.reason
     assert "does not answer" in result.reason if answer is None else f"says {answer}" in result.reason
-    assert [len(each.asked) for each in members] == [1, 1]
+    assert [len(each.asked) for each in members] == [
+        2,
+        2,
+    ]  # on the first false step, and on the one behind it
     members[1].answer = "trainer"
     assert dispute(run, claim, source, level="steps").loser == "trainer"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tallystick.commit.codec import Document
-from tallystick.commit.field_rules import Embedded, HashText, Least, Size, Whole
+from tallystick.commit.field_rules import Embedded, HashText, Least, Size, Spare, Whole
 from tallystick.dispute.bisection import Claim
 from tallystick.dispute.record import StepsGame
 from tallystick.dispute.terms import PARTIES, Party
@@ -83,6 +83,8 @@ class Verdict(Document, form=VERDICT_FORMAT, what="verdict", limit=VERDICT_LIMIT
             game; None if no game was played.
         records: proofs of both parties' records of ``step``, where these are what is ruled on.
         objection: the auditor's to the trainer's log of ``step``, where that is what is ruled on.
+        chain: proof of the trainer's record of ``step``, where the judge repeated it from a state that the trainer claims and the
+            auditor need not.
     """
 
     loser: str
@@ -96,6 +98,7 @@ class Verdict(Document, form=VERDICT_FORMAT, what="verdict", limit=VERDICT_LIMIT
     ends: Pair | None = None
     records: Pair | None = None
     objection: LogObjection | None = None
+    chain: Annotated[Proof | None, Spare()] = None
 
 
 parse_verdict = Verdict.parse
@@ -120,6 +123,8 @@ def verify_verdict(
         if pair is not None:
             _verify_pair(pair, trainer, auditor, name, specification.world_size)
     reached = _reached(verdict, specification)
+    if verdict.chain is not None:
+        return _verify_chain(verdict, verdict.chain, trainer, specification)
     if verdict.records is not None and verdict.objection is not None:
         raise Mismatch("verdict: rests on records and on an objection to a log; one of them decided")
     if verdict.records is None and verdict.objection is None:
@@ -142,13 +147,7 @@ def verify_verdict(
     if verdict.step >= specification.steps:
         raise Mismatch(f"verdict: rules on step {verdict.step} of {specification.steps}")
     if verdict.objection is not None:
-        stated = (verdict.objection.run, verdict.objection.step)
-        if stated != (trainer.root, verdict.step):
-            raise Mismatch(
-                f"verdict: the objection is to step {stated[1]} of run {stated[0]}, it rules on step {verdict.step} "
-                f"of run {trainer.root}"
-            )
-        return f"the auditor objects to the log of step {verdict.step}"
+        return _verify_objection(verdict, verdict.objection, trainer)
     assert verdict.records is not None
     mine, theirs = (proof.record for proof in verdict.records)
     if mine.step != verdict.step or record_claims(mine) == record_claims(theirs):
@@ -158,11 +157,40 @@ def verify_verdict(
     return f"the records of step {verdict.step} differ"
 
 
+def _verify_objection(verdict: Verdict, objection: LogObjection, trainer: RunStatement) -> str:
+    stated = (objection.run, objection.step)
+    if stated != (trainer.root, verdict.step):
+        raise Mismatch(
+            f"verdict: the objection is to step {stated[1]} of run {stated[0]}, it rules on step {verdict.step} "
+            f"of run {trainer.root}"
+        )
+    return f"the auditor objects to the log of step {verdict.step}"
+
+
+def _verify_chain(
+    verdict: Verdict, proof: StepProof, trainer: RunStatement, specification: Specification
+) -> str:
+    """The judge repeated a step of the trainer's own: that it convicts, and of which step's record, is all that is shown."""
+    if verdict.records is not None or verdict.objection is not None:
+        raise Mismatch(
+            "verdict: rests on the trainer's own steps, and on records or an objection; one of them decided"
+        )
+    _verify_proof(proof, trainer, "trainer", "chain", specification.world_size)
+    if proof.record.step != verdict.step:
+        raise Mismatch(f"verdict: chain: is of step {proof.record.step}, it rules on step {verdict.step}")
+    if (verdict.loser, verdict.outcome) != ("trainer", "fault"):
+        raise Mismatch(
+            f"verdict: the trainer's own steps convict the trainer or nobody, and it says {verdict.loser[:40]!a} and "
+            f"{verdict.outcome[:40]!a}"
+        )
+    return f"the judge repeated the trainer's own steps, of which step {verdict.step} is false"
+
+
 def _verify_forfeit(
     verdict: Verdict, trainer: RunStatement, auditor: RunStatement, specification: Specification
 ) -> str:
     """The game was not played to its end: what was claimed keeps the rules, and who was silent is the referee's word."""
-    if verdict.step is not None or verdict.records is not None or verdict.objection is not None:
+    if verdict.step is not None or any((verdict.records, verdict.objection, verdict.chain)):
         raise Mismatch("verdict: somebody forfeited, and it holds what a ruling on a step would rest on")
     if verdict.loser not in (*PARTIES, "none"):
         raise Mismatch(f"verdict: {verdict.loser[:40]!a} is said to have forfeited")
@@ -173,7 +201,7 @@ def _verify_forfeit(
 
 
 def _verify_agreement(verdict: Verdict) -> str:
-    if verdict.ends is not None or verdict.records is not None or verdict.objection is not None:
+    if any((verdict.ends, verdict.records, verdict.objection, verdict.chain)):
         raise Mismatch("verdict: names no step, and holds what one would rest on")
     if verdict.moves:
         raise Mismatch("verdict: names no step, and holds moves")
@@ -230,12 +258,18 @@ def _verify_pair(
     pair: Pair, trainer: RunStatement, auditor: RunStatement, name: str, world_size: int
 ) -> None:
     for party, proof, statement in zip(PARTIES, pair, (trainer, auditor), strict=True):
-        verify_step_proof(proof, bytes.fromhex(statement.root))
-        if (proof.tree_size, proof.world_size) != (statement.tree_size, world_size):
-            raise Mismatch(
-                f"verdict: {name}: the {party}'s proof is of a tree of another size or number of ranks"
-            )
+        _verify_proof(proof, statement, party, name, world_size)
     if pair[0].record.step != pair[1].record.step:
         raise Mismatch(
             f"verdict: {name}: are of steps {pair[0].record.step} and {pair[1].record.step}, must be of one"
+        )
+
+
+def _verify_proof(
+    proof: StepProof, statement: RunStatement, party: Party, name: str, world_size: int
+) -> None:
+    verify_step_proof(proof, bytes.fromhex(statement.root))
+    if (proof.tree_size, proof.world_size) != (statement.tree_size, world_size):
+        raise Mismatch(
+            f"verdict: {name}: the {party}'s proof is of a tree of another size or number of ranks"
         )

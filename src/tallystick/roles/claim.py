@@ -1,26 +1,28 @@
-"""The auditor's claim: a run of its own, repeated along the trainer's log, that a dispute is about."""
+"""The auditor's claim: its own repetition of a run's segments, along the trainer's log, that a dispute is about."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.dispute.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
 from tallystick.execution.rounding.breaches import Violation
-from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
+from tallystick.numerics.log import Frame, encode_frame
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import compare_step, find_noisy_sites, is_excused, violations_of
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.run_writer import Progress, step_record
-from tallystick.run.documents import Specification
-from tallystick.run.transcript import Transcript
-from tallystick.store.files import RunDirectory
+from tallystick.run.documents import StepRecord
+from tallystick.run.transcript import Transcript, check_cursor
+from tallystick.store.files import RunDirectory, frame_digest
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,18 @@ def write_claim(
     device: str = "cpu",
     progress: Callable[[Progress], None] | None = None,
 ) -> AuditorClaim | Deviation:
-    """Repeat the whole run from its initial state and write the auditor's own transcript and states into ``out``.
+    """Repeat the whole run and write the auditor's own transcript and states into ``out``.
 
-    Follows the trainer's log as long as it can be followed, whatever the records say: who rules on the first step after which
-    the states differ repeats it under that log, and it may be a later one than the first that is misstated. After that the
-    auditor goes on with its own arithmetic and its own log. To the first step whose log breaks a rule that this machine's own
-    noise cannot have broken, it objects, while its own state is the one that the log was written from: a log may lie and move
-    nothing.
+    Each segment begins in the state that the trainer committed to, as in an audit: so what the auditor has after it says
+    whether that segment is false, whatever was before. Within one it follows the trainer's log as long as it can be followed,
+    whatever the records say: who rules on the first step after which the states differ repeats it under that log, and it may be
+    a later one than the first that is misstated. After that the auditor goes on with its own arithmetic and its own log. To the
+    first step whose log breaks a rule that this machine's own noise cannot have broken, it objects, while its own state is the
+    one that the log was written from: a log may lie and move nothing. Of steps that do not end without that log either, it
+    claims nothing but what the trainer does, and states another log.
+
+    Raises:
+        InvalidInput, Mismatch: the first state, or one behind steps that do not end, is not there or is none of the job's.
     """
     transcript = directory.load_transcript()
     specification = transcript.specification
@@ -77,10 +84,10 @@ def write_claim(
         out.write_document(out.specification_path, specification.encode())
         writing = _ClaimWriter(directory, transcript, replay, out)
         for step in range(specification.steps):
-            frame, outcome = writing.repeat(step)
-            _write_own(out, specification, session, step, outcome, frame)
+            record = writing.write(step)
             if progress is not None:
-                progress(Progress(step, specification.steps, outcome.loss, len(frame)))
+                loss = math.nan if record.loss is None else parse_hex_float(record.loss, what="loss")
+                progress(Progress(step, specification.steps, loss, record.log_bytes))
         statement = out.load_partial().statement()
         if writing.objection is not None:
             out.write_document(out.objection_path, writing.objection.encode())
@@ -97,8 +104,10 @@ class _ClaimWriter:
 
     Attributes:
         first_deviation: the first step of which something is not as stated, or None.
-        is_apart: whether a record said that the states differ.
-        has_left: whether it has gone its own way.
+        is_apart: whether a record of this segment said that the states differ.
+        has_left: whether it has gone its own way in this segment.
+        has_failed: whether that way ended before the segment.
+        begun: the trainer's state in which this segment began, where the auditor's own was another one.
         objection: to the first log that breaks a rule; of a step whose data are not its own to the bit only if there is no other.
         is_doubtful: whether the objection is about such a step.
     """
@@ -110,10 +119,63 @@ class _ClaimWriter:
     first_deviation: int | None = None
     is_apart: bool = False
     has_left: bool = False
+    has_failed: bool = False
+    begun: Mapping[str, Entry] | None = None
     objection: LogObjection | None = None
     is_doubtful: bool = False
 
-    def repeat(self, step: int) -> tuple[bytes, StepOutcome]:
+    def write(self, step: int) -> StepRecord:
+        """Repeat one step and write what it led to, and the state after it where that is a checkpoint's; return its record."""
+        frame, record = self._claimed(step)
+        specification, session, stated = self.transcript.specification, self.replay.session, None
+        if specification.is_checkpoint(step):
+            stated = str(self.transcript.record(step).state_root)
+            taken = self.directory.load_committed(step + 1, stated) if self.has_failed else None
+            entries = state_entries(session) if taken is None else list(taken.values())
+            record = replace(record, state_root=summarise(entries).root().hex())
+            self.out.write_checkpoint(step + 1, entries)
+        self.out.append_step(step - step % specification.checkpoint_every, frame, record, durable=False)
+        if stated is not None and step + 1 < specification.steps:
+            self._begin(step + 1, stated, is_own=record.state_root == stated and not self.has_failed)
+        return record
+
+    def _begin(self, step: int, root: str, *, is_own: bool) -> None:
+        """Begin the next segment in the state that the trainer committed to; ``is_own`` if the session is in that already.
+
+        In the auditor's own where the trainer's is not there or none of the job's.
+        """
+        self.begun, had_failed = None, self.has_failed
+        if not is_own:
+            self._note(step - 1)
+            try:
+                state = self.directory.load_committed(step, root)
+                check_cursor(step, state)
+                load_state(self.replay.session, state)
+            except (InvalidInput, Mismatch):
+                if had_failed:
+                    raise
+                load_state(self.replay.session, self.out.load_checkpoint(step))
+                return
+            self.begun = state
+        self.is_apart = self.has_left = self.has_failed = False
+
+    def _claimed(self, step: int) -> tuple[bytes, StepRecord]:
+        """Return a step's log and record as the auditor claims them."""
+        stated = self.transcript.record(step)
+        if not self.has_failed:
+            try:
+                frame, outcome = self._repeated(step)
+            except (InvalidInput, Nondeterminism, JobFailed):
+                self._note(step)
+                self.has_failed = True
+            else:
+                return frame, step_record(step, outcome, frame, None)
+        frame = encode_frame(Frame())
+        if frame_digest(frame) == stated.log:  # it must not look as if the auditor had followed it
+            frame += b"\0"
+        return frame, replace(stated, log=frame_digest(frame), log_bytes=len(frame), state_root=None)
+
+    def _repeated(self, step: int) -> tuple[bytes, StepOutcome]:
         """Return the log of one step and what it led to."""
         if not self.has_left:
             try:
@@ -190,25 +252,8 @@ class _ClaimWriter:
     def _state_before(self, step: int) -> dict[str, Entry]:
         """Return the state before ``step``, repeated from the last checkpoint: a failed step leaves half a state."""
         replay, start = self.replay, step - step % self.transcript.specification.checkpoint_every
-        load_state(replay.session, self.out.load_checkpoint(start))
+        load_state(replay.session, self.begun or self.out.load_checkpoint(start))
         for before in range(start, step):
             frame = self.directory.load_frames(self.transcript, before, before + 1)[before]
             replay.follow(self.transcript.record(before), frame)
         return copied_state(replay.session)
-
-
-def _write_own(
-    out: RunDirectory,
-    specification: Specification,
-    session: Session,
-    step: int,
-    outcome: StepOutcome,
-    frame: bytes,
-) -> None:
-    root = None
-    if specification.is_checkpoint(step):
-        entries = state_entries(session)
-        root = summarise(entries).root().hex()
-        out.write_checkpoint(step + 1, entries)
-    record = step_record(step, outcome, frame, root)
-    out.append_step(step - step % specification.checkpoint_every, frame, record, durable=False)

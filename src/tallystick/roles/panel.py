@@ -30,7 +30,7 @@ from typing import Any, cast
 from tallystick.commit.codec import Document
 from tallystick.commit.encoding import canonical_json
 from tallystick.commit.state import HeldState
-from tallystick.dispute.terms import DisputedPosition, Party
+from tallystick.dispute.terms import PARTIES, DisputedPosition, Party
 from tallystick.dispute.verdict import LogObjection
 from tallystick.errors import InvalidInput
 from tallystick.execution.determinism import X86_ONLY, Profile
@@ -73,6 +73,7 @@ class PanelQuestion:
         position: where the game ended; for ``state``.
         objection: for ``log``.
         at: for ``structure``: the leaf.
+        parties: who is judged.
     """
 
     kind: str
@@ -88,6 +89,7 @@ class PanelQuestion:
     position: DisputedPosition | None = None
     objection: LogObjection | None = None
     at: int = 0
+    parties: Sequence[Party] = PARTIES
 
     def body(self) -> dict[str, object]:
         """Return what is asked as JSON, without the states and where anything lies."""
@@ -100,6 +102,7 @@ class PanelQuestion:
             "kind": self.kind,
             "no_frame": self.no_frame,
             "objection": None if self.objection is None else self.objection.encode().decode(),
+            "parties": list(self.parties),
             "position": None
             if position is None
             else {

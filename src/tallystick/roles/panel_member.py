@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tallystick.commit.state import Entry, HeldState, hold
-from tallystick.dispute.terms import PARTIES, DisputedPosition, Party
+from tallystick.dispute.terms import DisputedPosition, Party
 from tallystick.dispute.verdict import parse_log_objection
 from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, TallyError
 from tallystick.execution.determinism import parse_profile
@@ -110,7 +110,7 @@ def _answer(
         return Opinion(found.hex(), "its own list has it")
     frame = (place / "frame").read_bytes() if asked["frame"] else None
     seats: dict[Party, HandedSeat] = {}
-    for party in PARTIES:
+    for party in asked["parties"]:
         seat = seats[party] = HandedSeat({}, asked["unopened"].get(party), frame, asked["no_frame"])
         if agreed is not None:
             seat.held[step] = agreed

@@ -27,15 +27,18 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import batch_digest
 from tallystick.numerics.log import decode_frame
+from tallystick.roles.chain_judge import ChainJudge
 from tallystick.roles.costs import Ledger
 from tallystick.roles.initial_state import DOCUMENTS, find_other_setting
 from tallystick.roles.operator_dispute import OperatorDispute, OperatorResult, Signing
 from tallystick.roles.operator_replay import list_base
 from tallystick.roles.panel import Panel
+from tallystick.roles.partings import find_agreed, find_left, find_parting
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
 from tallystick.roles.seats import Seat, nbytes_of_name, read_claim
 from tallystick.roles.step_judge import CANNOT, NOT_PROVEN, StepFinding, StepJudge
+from tallystick.run.proofs import StepProof
 from tallystick.run.transcript import CURSOR, Transcript, check_cursor
 
 LARGER_STATE, LARGER_BY = (
@@ -62,7 +65,7 @@ class DisputeResult:
         moves: every claim that was made: (party, steps done, commitment in hexadecimal).
         operator: how level three ended; None if it was not played.
         record: the portable record (``dispute.record``) of a dispute that ended at an operator.
-        ends, records, objection: what the verdict rests on (``dispute.verdict``).
+        ends, records, objection, chain: what the verdict rests on (``dispute.verdict``).
         ledger: what each party spent; no part of the verdict.
         runs: roots of the trainer's and the auditor's run that were judged, in hexadecimal.
     """
@@ -79,6 +82,7 @@ class DisputeResult:
     ends: Pair | None = None
     records: Pair | None = None
     objection: LogObjection | None = None
+    chain: StepProof | None = None
     ledger: Ledger = field(default_factory=Ledger)
     runs: tuple[str, str] = ("", "")
 
@@ -106,6 +110,7 @@ class DisputeResult:
             ends=self.ends,
             records=self.records,
             objection=self.objection,
+            chain=self.chain,
         ).encode()
 
 
@@ -207,7 +212,8 @@ class Referee:
                 why = f"step {known}: the auditor did not follow the trainer's log from there on, and its own states say nothing"
                 outcome = CANNOT
             same = replace(self.played, reason=why, outcome=outcome)
-            return _weightiest(step_judge.rule_on_agreed(known, objection), same)
+            ruled = _weightiest(step_judge.rule_on_agreed(find_agreed(ours, theirs, known), objection), same)
+            return ruled if known == ours.num_steps else self._with_chain(ruled, None)
         levels = [Level("checkpoints", checkpoints[: last + 1]), Level("steps", range(checkpoints[last] + 1))]
         ends: dict[Party, bytes] = {party: claimed[last] for party, claimed in claims.items()}
         agreed, ended = claims["trainer"][0], checkpoints[last] - 1
@@ -226,7 +232,28 @@ class Referee:
         steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
         result = self._rule_on_step(step_judge, position, steps, rounds)
         # Who objects falsely to a log loses, unless the trainer's state convicts the trainer all the same.
-        return result if result.loser == "trainer" else _weightiest(earlier, result)
+        return self._with_chain(
+            result if result.loser == "trainer" else _weightiest(earlier, result), position.agreed
+        )
+
+    def _with_chain(self, result: DisputeResult, parted: int | None) -> DisputeResult:
+        """Return a ruling that convicts nobody with what the trainer's own steps show, those behind ``parted`` among them."""
+        if result.loser != "none":
+            return result
+        trainer = self.seats["trainer"]
+        judge = ChainJudge(
+            self.ours, self.theirs, self.replay, trainer, self.panel, self.answers_itself, self.objection
+        )
+        finding = judge.find_fault(parted)
+        if finding is not None:
+            ruled = replace(result, record=None, records=None, objection=None, chain=finding.chain)
+            loser, reason = finding.ruling.loser, finding.ruling.reason
+            return replace(ruled, loser=loser, step=finding.step, reason=reason, outcome=finding.outcome)
+        if not judge.doubts or result.outcome in (CANNOT, NOT_PROVEN):
+            return result
+        return replace(
+            result, outcome=CANNOT, reason=f"{result.reason}; of the steps behind it: {judge.doubts[0]}"
+        )
 
     def _rule_on_step(
         self, step_judge: StepJudge, position: DisputedPosition, steps: StepsGame, rounds: dict[str, int]
@@ -398,24 +425,6 @@ def find_other_beginning(state: HeldState, replay: Replay) -> str | None:
 def stands(found: OperatorResult, whole: Ruling) -> bool:
     """Whether a ruling on an operator stands beside that on the whole step."""
     return found.loser == whole.loser
-
-
-def find_left(ours: Transcript, theirs: Transcript) -> int:
-    """Return the first step at which the auditor's run has another log than the trainer's; else how many there are.
-
-    An auditor follows that log as long as it can.
-    """
-    pairs = zip(ours.records, theirs.records, strict=False)
-    return next((mine.step for mine, other in pairs if mine.log != other.log), ours.num_steps)
-
-
-def find_parting(ours: Transcript, theirs: Transcript) -> int | None:
-    """Return the first step after which the two runs' records have different fingerprints of the state, or None.
-
-    No claim, as a record may lie: it says which states are worth keeping while a segment is repeated.
-    """
-    pairs = zip(ours.records, theirs.records, strict=False)
-    return next((mine.step for mine, other in pairs if mine.fingerprint != other.fingerprint), None)
 
 
 def _record_of(

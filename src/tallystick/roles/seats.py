@@ -137,6 +137,11 @@ class Seat:
             )
         return self._states[(index, wanted)]
 
+    def forget(self, index: int) -> None:
+        """Hold the state after ``index`` steps no longer; it is asked for again if it is wanted."""
+        for place in [each for each in self._states if each[0] == index]:
+            del self._states[place]
+
     def find_unopened_checkpoint(self, index: int) -> str | None:
         """Return why the party cannot open its own last checkpoint up to ``index``, or None if it can."""
         start = max(c.steps_done for c in self.transcript.checkpoints() if c.steps_done <= index)

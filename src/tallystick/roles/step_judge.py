@@ -18,6 +18,7 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.execution.step import batch_digest
 from tallystick.numerics.log import decode_frame
+from tallystick.roles import log_judge
 from tallystick.roles.acceptable_states import AcceptableStates
 from tallystick.roles.audit_report import EVIDENCE, FINGERPRINT, Deviation
 from tallystick.roles.comparison import (
@@ -30,12 +31,13 @@ from tallystick.roles.comparison import (
     with_near_rates,
 )
 from tallystick.roles.data_noise import REMEDY, Shaking, is_explained, shaking
-from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.panel import Panel
+from tallystick.roles.partings import is_agreed
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
 from tallystick.roles.seats import StepParty
 from tallystick.run.documents import StepRecord
+from tallystick.run.proofs import StepProof
 from tallystick.run.transcript import Transcript, check_cursor, check_fingerprint
 
 CANNOT = "cannot_reproduce"
@@ -50,13 +52,17 @@ DATA_NOISE_REASON = (
 
 @dataclass(frozen=True)
 class StepFinding:
-    """A ruling on a step before and after which both parties have the same states, and what it rests on."""
+    """A ruling on a step, and what it rests on: ``records`` or ``objection`` where both parties have the same states around it.
+
+    ``chain`` is the trainer's record where the step was repeated from the state that the trainer alone claims before it.
+    """
 
     step: int
     ruling: Ruling
     outcome: str
     records: Pair | None = None
     objection: LogObjection | None = None
+    chain: StepProof | None = None
 
     @property
     def decides(self) -> bool:
@@ -71,7 +77,8 @@ class StepFinding:
 class StepJudge:
     """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows.
 
-    With a ``panel`` it asks that before it convicts anybody, but on bytes alone (``by_bytes``, of the last ruling).
+    ``seats`` are of those who are judged. With a ``panel`` it asks that before it convicts anybody, but on bytes alone
+    (``by_bytes``, of the last ruling).
     ``answers_itself`` is whether the trainer plays its own part: then it has every state that it claims.
     """
 
@@ -98,8 +105,9 @@ class StepJudge:
         if objection is not None and (
             objection.step < end or (objection.site == "log" and objection.step == end)
         ):
-            pending.append((objection.step, lambda: self._rule_on_log(objection)))
-        records = ((s, self.transcript.record(s), self.auditors_transcript.record(s)) for s in range(end))
+            pending.append((objection.step, lambda: self.rule_on_log(objection)))
+        agreed = (s for s in range(end) if is_agreed(self.transcript, self.auditors_transcript, s, end))
+        records = ((s, self.transcript.record(s), self.auditors_transcript.record(s)) for s in agreed)
         pairs = ((s, ours, with_near_rates(ours, theirs)) for s, ours, theirs in records)
         differing = [(s, a, b) for s, a, b in pairs if record_claims(a) != record_claims(b)]
         if differing:
@@ -113,12 +121,15 @@ class StepJudge:
                 break
         return found
 
-    def _rule_on_log(self, objection: LogObjection) -> StepFinding:
+    def rule_on_log(self, objection: LogObjection) -> StepFinding:
+        """Return the ruling on an objection to the trainer's log of a step on whose states the parties agree."""
         state = self._agreed_state(objection.step)
         if (withheld := self._ruling_on_withheld(objection.step)) is not None:
             return StepFinding(objection.step, withheld, "fault", objection=objection)
         entries = None if state is None else state.entries
-        found = rule_on_log(self.seats["trainer"].frame, self.transcript, self.replay, objection, entries)
+        found = log_judge.rule_on_log(
+            self.seats["trainer"].frame, self.transcript, self.replay, objection, entries
+        )
         if found.ruling.loser == "auditor" and self._has_noisy_data("auditor", objection.step):
             why = f"step {objection.step}: {DATA_NOISE_REASON.format('auditor')}"
             return StepFinding(objection.step, Ruling("none", why), CANNOT, objection=objection)
@@ -136,23 +147,19 @@ class StepJudge:
     def _agreed_state(self, step: int) -> HeldState | None:
         """Return the state before ``step``, from whichever side can open it.
 
-        No game has asked for it, so a party may claim another than the one that it trained. Then it is the one to which the
-        trainer's own log leads from the last state before that both claim.
+        Where a segment begins it is the trainer's, from which the auditor goes on. Within it no game may have asked for it, so
+        a party may claim another than the one that it trained. Then it is the one to which the trainer's own log leads.
         """
-        for start in (step, *(done for done in reversed(self._checkpoints) if done < step)):
-            claims = {seat.commitment_at(start) for seat in self.seats.values()}
-            if len(claims) == 1:
-                state = self.opened(start, claims.pop())
-                if state is None or start == step:
-                    return state
-                if step not in self._pasts:
-                    self._pasts[step] = self._repeated(state, start, step)
-                return self._pasts[step]
-        return None
-
-    @property
-    def _checkpoints(self) -> list[int]:
-        return [0, *(checkpoint.steps_done for checkpoint in self.transcript.checkpoints())]
+        start = step - step % self.transcript.specification.checkpoint_every
+        claims = {seat.commitment_at(step) for seat in self.seats.values()} if step > start else set[bytes]()
+        if step == start or len(claims) == 1:
+            return self.opened(step, self.seats["trainer"].commitment_at(step))
+        state = self.opened(start, self.seats["trainer"].commitment_at(start))
+        if state is None:
+            return None
+        if step not in self._pasts:
+            self._pasts[step] = self._repeated(state, start, step)
+        return self._pasts[step]
 
     def _repeated(self, state: HeldState, start: int, step: int) -> HeldState | None:
         """Return the state before ``step``, repeated from that after ``start`` steps; None if the log does not lead there."""
@@ -183,7 +190,7 @@ class StepJudge:
         """Return the first finding that blames somebody, else the first of all; of ``MOST_RECORDS`` steps at most."""
         found: StepFinding | None = None
         for step in steps[:MOST_RECORDS]:
-            finding = self._rule_on_records(step)
+            finding = self.rule_on_records(step)
             if finding is not None and finding.ruling.loser != "none":
                 return finding
             found = found or finding
@@ -193,7 +200,8 @@ class StepJudge:
             found = StepFinding(step, Ruling("none", f"step {step}: {why}"), CANNOT, self._records_of(step))
         return found
 
-    def _rule_on_records(self, step: int) -> StepFinding | None:
+    def rule_on_records(self, step: int) -> StepFinding | None:
+        """Return the ruling on what records say of a step on whose states the parties agree; None if nobody misstates it."""
         who = self.who_misstates(step)
         if who is None:
             return None
@@ -248,7 +256,7 @@ class StepJudge:
             "auditor": self.auditors_transcript.record(step),
         }
         for party, stated in statements.items():
-            found = compare_step(stated, outcome, [])
+            found = compare_step(stated, outcome, []) if party in self.seats else []
             if not found:
                 continue
             is_noise = any(each.about == "data" for each in found) and self.replay.may_be_noise(step)
@@ -339,7 +347,9 @@ class StepJudge:
         """Rule on both parties' states after the step, which was repeated from ``state`` under the log's ``frame``."""
         step = position.agreed
         # 6. Entries and headers that honest arithmetic could not have written; then both states, element by element.
-        faults = {party: self._find_fault(party, position, repeated) for party in self.seats}
+        faults: dict[Party, Deviation | None] = {
+            party: self._find_fault(party, position, repeated) for party in self.seats
+        }
         if repeated.violations:
             violation = repeated.violations[0]
             faults["trainer"] = Deviation(
@@ -357,28 +367,27 @@ class StepJudge:
             if any(faults.values())
             else []
         )
-        parties: tuple[Party, Party] = ("trainer", "auditor")
-        for party in parties:
-            fault = faults[party]
+        for party, fault in faults.items():
             excused = fault is not None and is_excused(fault, noisy)
             if excused and not self._is_far(party, position, state, repeated):
                 self.outcome = "cannot_reproduce"
                 return Ruling(
                     "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
                 )
-        blamed = faults["trainer"] or faults["auditor"]
+        blamed = faults["trainer"] or faults.get("auditor")
         self.by_bytes = blamed is not None and blamed.is_evidence
         if faults["trainer"] is not None:
             return Ruling("trainer", str(faults["trainer"]))
-        if faults["auditor"] is not None:
+        if blamed is not None:
             own_batch = batch_digest(self.replay.job.batch(step))
             other_data = self.auditors_transcript.record(step).batch != own_batch
             if other_data and self._is_data_noise("auditor", position, state):
                 self.outcome = CANNOT
                 return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('auditor')}")
-            return Ruling("auditor", faults["auditor"].of("auditor"))
+            return Ruling("auditor", blamed.of("auditor"))
         self.outcome = "both_acceptable"
-        return Ruling("none", f"step {step}: honest arithmetic can give both states")
+        what = "both states" if len(self.seats) > 1 else "the trainer's state"
+        return Ruling("none", f"step {step}: honest arithmetic can give {what}")
 
     def _is_data_noise(self, party: Party, position: DisputedPosition, before: HeldState) -> bool:
         """Whether floating noise in the data explains the state that ``party`` claims after the disputed step.
@@ -486,4 +495,4 @@ class StepJudge:
                     f"the {party}'s own",
                     "committed state",
                 )
-        return repeated.find_fault(state.entries)
+        return repeated.find_fault(state.entries, has_logged=party == "trainer")

@@ -1,0 +1,349 @@
+"""What a step that convicts nobody must not hide: false steps behind it, which the trainer's own states show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tallystick.execution.rounding.context as recording
+from tallystick.commit.state import Entry, HeldState, hold
+from tallystick.dispute.verdict import parse_verdict, verify_verdict
+from tallystick.execution.job import Batch, Job, JobSource, find_source
+from tallystick.execution.rounding.grids import is_noise_only
+from tallystick.execution.session.session import Session
+from tallystick.execution.snapshot import copied_state, load_state
+from tallystick.execution.step import batch_digest
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Kind, SparseEntries
+from tallystick.numerics.policy import find_policy
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import find_candidates
+from tallystick.roles.audit_report import Deviation
+from tallystick.roles.auditor import audit
+from tallystick.roles.chain_judge import ChainJudge
+from tallystick.roles.claim import AuditorClaim, write_claim
+from tallystick.roles.costs import Ledger
+from tallystick.roles.judge import dispute
+from tallystick.roles.panel import Panel
+from tallystick.roles.referee import DisputeResult
+from tallystick.roles.replay import open_replay
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+from tallystick.testing.cheats import forge, honest_defence, tampered
+
+DRAWING = Path(__file__).parent / "honest_jobs" / "drawing.py"
+EVERY = 4  # steps of a segment
+ENDS = 3  # the step that parts the runs: the last of its segment, so that its state is committed to
+
+
+class OtherWay:
+    """Rounds one gradient element of a step to its other acceptable value; the log says so, or nothing of it."""
+
+    def __init__(self, *, keeps_entry: bool) -> None:
+        self.keeps_entry, self.step, self.turned = keeps_entry, -1, ""
+        self.own = recording.round_recorded
+
+    def __call__(
+        self, x: Tensor, grid: SiteGrid, *, out: Tensor, old: Tensor | None = None, key: Key = NO_KEY, name: str = "tensor"
+    ) -> SparseEntries:  # fmt: skip
+        before = x.clone()
+        entries = self.own(x, grid, out=out, old=old, key=key, name=name)
+        if self.step != ENDS or self.turned or "gradient" not in name:
+            return entries
+        near = find_candidates(before, grid, key=key)
+        both = np.isin(near.index, entries.indexes)
+        if not both.any():
+            return entries
+        at = int(np.flatnonzero(both)[0])
+        flat, index = out.view(-1), int(near.index[at])
+        flat[index] = float(near.upper[at] if float(flat[index]) == near.lower[at] else near.lower[at])
+        self.turned = name
+        if self.keeps_entry:
+            return entries
+        kept = entries.indexes != index
+        return SparseEntries.ascending(entries.n, 1, entries.indexes[kept], entries.symbols[kept])
+
+
+def cheated(place: Path, false_from: int, *, keeps_entry: bool) -> tuple[JobSource, RunDirectory]:
+    """A run in which one element of step ``ENDS`` goes the other way, and all labels from ``false_from`` on are others."""
+    source, run, turning = (
+        find_source("digits"),
+        RunDirectory(place / "run"),
+        OtherWay(keeps_entry=keeps_entry),
+    )
+    settings = {"width": "8", "batch": "16"}
+    order = Order(source, settings, find_policy("fp32"), steps=16, checkpoint_every=EVERY)
+    honest = source.build(settings, order.seed)
+
+    def other(job: Job) -> None:
+        def batch(step: int) -> Batch:
+            turning.step = step
+            x, y = honest.batch(step)
+            return x, (y + 1) % 10 if step >= false_from else y
+
+        job.batch = batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording, "round_recorded", turning)
+        record(tampered(order, other), run)
+    assert turning.turned
+    forge(run, lambda each: replace(each, batch=batch_digest(honest.batch(each.step))))
+    return source, run
+
+
+def disputed(source: JobSource, run: RunDirectory, claim: RunDirectory) -> DisputeResult:
+    """The dispute that follows the auditor's claim, and what its verdict rests on, checked as a reader would."""
+    assert isinstance(write_claim(run, source, claim), AuditorClaim)
+    found = dispute(run, claim, source, level="steps", defence=honest_defence(source))
+    ours, theirs = run.load_transcript(), claim.load_transcript()
+    if found.outcome == "fault":
+        said = verify_verdict(
+            parse_verdict(found.encode()), ours.statement(), theirs.statement(), ours.specification
+        )
+        assert ("the trainer's own steps" in said) == (found.chain is not None)
+    return found
+
+
+@pytest.mark.parametrize("first", [4, 9])
+def test_a_step_that_either_value_explains_hides_no_false_step_behind_it(first: int, tmp_path: Path) -> None:
+    source, run = cheated(tmp_path, first, keeps_entry=False)
+    found = disputed(source, run, RunDirectory(tmp_path / "claim"))
+    assert (found.loser, found.outcome, found.step) == ("trainer", "fault", first), found.reason
+    assert (found.chain is not None) == (
+        first == EVERY
+    )  # to the later one the game leads: the auditor rejoined in between
+    assert not found.clears
+
+
+def test_a_step_that_either_value_explains_and_nothing_behind_it_convicts_nobody(tmp_path: Path) -> None:
+    source, run = cheated(tmp_path, 16, keeps_entry=False)
+    found = disputed(source, run, RunDirectory(tmp_path / "claim"))
+    assert (found.loser, found.outcome, found.step) == ("none", "both_acceptable", ENDS), found.reason
+    assert found.clears
+
+
+def test_a_trainers_state_lies_on_the_side_that_its_own_log_names(tmp_path: Path) -> None:
+    source, run = cheated(tmp_path, 16, keeps_entry=True)
+    found = disputed(source, run, RunDirectory(tmp_path / "claim"))
+    assert (found.loser, found.outcome, found.step) == ("trainer", "fault", ENDS), found.reason
+    assert found.chain is None
+
+
+def test_what_is_not_found_out_behind_a_step_that_either_value_explains_clears_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, run = cheated(tmp_path, 16, keeps_entry=False)
+    monkeypatch.setattr(
+        ChainJudge, "find_fault", lambda self, parted: self.doubts.append("step 5: who knows")
+    )
+    found = disputed(source, run, RunDirectory(tmp_path / "claim"))
+    assert (found.loser, found.outcome, found.step) == ("none", "cannot_reproduce", ENDS)
+    assert "of the steps behind it: step 5: who knows" in found.reason
+    assert not found.clears
+
+
+@pytest.mark.parametrize("has_grids", [True, False])
+def test_data_that_noise_explains_hide_no_grid_behind_them_that_the_policy_does_not_have(
+    tmp_path: Path, has_grids: bool
+) -> None:
+    """Such a log moves nothing: the auditor objects to it, and is in the trainer's state where its segment begins."""
+    path = tmp_path / "job.py"
+    path.write_text(DRAWING.read_text())
+    source, run = find_source(str(path)), RunDirectory(tmp_path / "run")
+    order = Order(source, {}, find_policy("fp32", recalibrate_every=4), steps=8, checkpoint_every=EVERY)
+    honest, own = source.build({}, order.seed), Session.recording_context
+
+    def coarser(session: Session, before: GridTable) -> recording.RecordingContext:
+        made = own(session, before)
+        wide = {
+            at: replace(grid, band=min(grid.band + 6, -1), floor=grid.floor + 6)
+            if at[0] == Kind.GRADIENT and not is_noise_only(grid) and grid.floor <= -6 and session.step >= EVERY else grid
+            for at, grid in made.table.sites.items()
+        }  # fmt: skip
+        made.table, made._grids = GridTable(wide), wide  # pyright: ignore[reportPrivateUsage]
+        return made
+
+    def other(job: Job) -> None:
+        def batch(step: int) -> Batch:
+            x, y = honest.batch(step)
+            return x * (1 + 2.0**-14) if step == 0 else x, y
+
+        job.batch = batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        if has_grids:
+            patch.setattr(Session, "recording_context", coarser)
+        record(tampered(order, other), run)
+    found = disputed(source, run, RunDirectory(tmp_path / "claim"))
+    expected = ("trainer", "fault", EVERY) if has_grids else ("none", "cannot_reproduce", 0)
+    assert (found.loser, found.outcome, found.step) == expected, found.reason
+
+
+@pytest.mark.parametrize("first", [4, 8])
+def test_data_that_noise_explains_hide_no_false_step_behind_them(first: int, tmp_path: Path) -> None:
+    """Control: with honest steps behind it the same step convicts nobody, and clears nobody."""
+    path = tmp_path / "job.py"
+    path.write_text(DRAWING.read_text())
+    source, run = find_source(str(path)), RunDirectory(tmp_path / "run")
+    order = Order(source, {}, find_policy("fp32", recalibrate_every=4), steps=8, checkpoint_every=EVERY)
+    honest = source.build({}, order.seed)
+
+    def other(job: Job) -> None:
+        def batch(step: int) -> Batch:
+            x, y = honest.batch(step)
+            return x * (1 + 2.0**-14) if step == 0 else x, (y + 1) % 4 if step >= first else y
+
+        job.batch = batch
+
+    record(tampered(order, other), run)
+    forge(run, lambda each: replace(each, batch=batch_digest(honest.batch(each.step))) if each.step else each)
+    found = disputed(source, run, RunDirectory(tmp_path / "claim"))
+    expected = ("trainer", "fault", first) if first < 8 else ("none", "cannot_reproduce", 0)
+    assert (found.loser, found.outcome, found.step) == expected, found.reason
+    assert not found.clears
+
+
+def test_a_claim_begins_each_segment_in_the_trainers_state(tmp_path: Path) -> None:
+    """So where one segment is false and those behind it follow from its end, that one alone differs."""
+    source, run, claim = (
+        find_source("digits"),
+        RunDirectory(tmp_path / "run"),
+        RunDirectory(tmp_path / "claim"),
+    )
+    settings = {"width": "8", "batch": "16"}
+    order = Order(source, settings, find_policy("fp32"), steps=12, checkpoint_every=EVERY)
+    honest = source.build(settings, order.seed)
+
+    def other(job: Job) -> None:
+        job.batch = lambda step: (honest.batch(step)[0], (honest.batch(step)[1] + (step == 5)) % 10)
+
+    record(tampered(order, other), run)
+    forge(run, lambda each: replace(each, batch=batch_digest(honest.batch(each.step))))
+    assert [each.verdict for each in audit(run, source).segments] == ["match", "mismatch", "match"]
+    written = write_claim(run, source, claim)
+    assert isinstance(written, AuditorClaim)
+    assert written.first_deviation == 5
+    ours, theirs = run.load_transcript(), claim.load_transcript()
+    same = [ours.record(step).state_root == theirs.record(step).state_root for step in (3, 7, 11)]
+    assert same == [True, False, True]
+    found = dispute(run, claim, source, level="steps", defence=honest_defence(source))
+    assert (found.loser, found.step) == ("trainer", 5), found.reason
+
+
+def test_steps_that_do_not_end_without_the_log_either_keep_nobody_from_a_dispute(tmp_path: Path) -> None:
+    """First weights are the trainer's word: it takes some with which honest training is not finite, and trains otherwise."""
+    source, run, claim = (
+        find_source("digits"),
+        RunDirectory(tmp_path / "run"),
+        RunDirectory(tmp_path / "claim"),
+    )
+    settings = {"width": "8", "batch": "16"}
+    order = Order(source, settings, find_policy("fp32"), steps=8, checkpoint_every=EVERY)
+
+    def other(job: Job) -> None:
+        with torch.no_grad():
+            list(job.model.parameters())[-2].mul_(1e20)
+        rates: list[float] = []
+
+        def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            rates[:] = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-26
+
+        def after(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+        job.optimizer.register_step_pre_hook(before)
+        job.optimizer.register_step_post_hook(after)
+
+    record(tampered(order, other), run)
+    record(order, RunDirectory(tmp_path / "honest"))
+    honest = RunDirectory(tmp_path / "honest").load_transcript()
+    forge(run, lambda each: replace(each, schedule=honest.record(each.step).schedule))
+    assert audit(run, source).verdict == "mismatch"
+    found = disputed(source, run, claim)
+    assert found.loser == "trainer", found.reason
+
+
+class ClaimingSeat:
+    """A trainer's seat with the states that it is given."""
+
+    def __init__(self, run: RunDirectory, states: Sequence[HeldState]) -> None:
+        self.run, self.states = run, states
+        self.transcript = run.load_transcript()
+
+    def witness_at(self, index: int, names: Sequence[str] | None = None) -> HeldState | None:
+        """Return one of the states."""
+        del names
+        return self.states[index]
+
+    def commitment_at(self, index: int) -> bytes:
+        """Return the root of one of the states."""
+        return self.states[index].root
+
+    def find_unopened_checkpoint(self, index: int) -> str | None:
+        """Return nothing: all of them are opened."""
+        del index
+
+    def frame(self, step: int) -> bytes:
+        """Return the log of a step."""
+        return self.run.load_frames(self.transcript, step, step + 1)[step]
+
+    def forget(self, index: int) -> None:
+        """Go on holding the state."""
+
+
+def moved(state: HeldState) -> HeldState:
+    """The state with one weight changed."""
+    entries = dict(state.entries)
+    name = next(each for each in entries if each.startswith("model/") and each.endswith("weight"))
+    values = np.frombuffer(bytes(entries[name].data), dtype="<f4").copy()
+    values[0] += 1
+    entries[name] = Entry(name, entries[name].dtype, entries[name].shape, values.tobytes())
+    return hold(entries.values())
+
+
+def test_a_state_within_a_segment_that_its_record_does_not_speak_of_is_judged_where_it_is_claimed(
+    tmp_path: Path,
+) -> None:
+    """The record's fingerprints and the log are honest; from step 5 on the trainer claims other states, the committed one too."""
+    source, run = find_source("digits"), RunDirectory(tmp_path / "run")
+    settings = {"width": "8", "batch": "16"}
+    record(Order(source, settings, find_policy("fp32"), steps=8, checkpoint_every=EVERY), run)
+    transcript = run.load_transcript()
+    replay = open_replay(transcript.specification, source)
+    assert not isinstance(replay, Deviation)
+    load_state(replay.session, run.load_checkpoint(0))
+    states = [hold(copied_state(replay.session).values())]
+    for step in range(8):
+        replay.follow(transcript.record(step), run.load_frames(transcript, step, step + 1)[step])
+        states.append(hold(copied_state(replay.session).values()))
+    honest, false = states, [*states[:5], *(moved(state) for state in states[5:])]
+    forged = false[8].root.hex()
+
+    for claimed, steps in ((honest, None), (false, 4)):
+        if claimed is false:
+            forge(run, lambda each: replace(each, state_root=forged) if each.step == 7 else each)
+        ours = run.load_transcript()
+        theirs = replace(
+            transcript,
+            records=(*transcript.records[:-1], replace(transcript.records[-1], loss="0x1.0000000000000p+0")),
+        )
+        judge = ChainJudge(
+            ours, theirs, replay, ClaimingSeat(run, claimed), Panel(run.path, run.path, source, Ledger()), answers_itself=True
+        )  # fmt: skip
+        found = judge.find_fault(None)
+        assert judge.doubts == []
+        if steps is None:
+            assert found is None
+        else:
+            assert found is not None
+            assert (found.ruling.loser, found.step) == ("trainer", steps), found.ruling.reason
+    replay.session.close()
