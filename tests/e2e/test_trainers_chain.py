@@ -13,24 +13,27 @@ from torch import Tensor
 
 import tallystick.execution.rounding.context as recording
 from tallystick.commit.state import Entry, HeldState, hold
+from tallystick.dispute.terms import Ruling
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.execution.job import Batch, Job, JobSource, find_source
 from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state
-from tallystick.execution.step import batch_digest
+from tallystick.execution.step import StepOutcome, batch_digest
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind, SparseEntries
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.rounding import find_candidates
+from tallystick.roles import log_judge, panel
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.auditor import audit
 from tallystick.roles.chain_judge import ChainJudge
-from tallystick.roles.claim import AuditorClaim, write_claim
+from tallystick.roles.claim import AuditorClaim, _ClaimWriter, write_claim  # pyright: ignore[reportPrivateUsage]
 from tallystick.roles.costs import Ledger
 from tallystick.roles.judge import dispute
-from tallystick.roles.panel import Panel
+from tallystick.roles.log_judge import LogRuling
+from tallystick.roles.panel import Panel, PanelQuestion
 from tallystick.roles.referee import DisputeResult
 from tallystick.roles.replay import open_replay
 from tallystick.roles.trainer import Order, record
@@ -43,10 +46,10 @@ ENDS = 3  # the step that parts the runs: the last of its segment, so that its s
 
 
 class OtherWay:
-    """Rounds one gradient element of a step to its other acceptable value; the log says so, or nothing of it."""
+    """Rounds one gradient element of some steps to its other acceptable value; the log says so, or nothing of it."""
 
-    def __init__(self, *, keeps_entry: bool) -> None:
-        self.keeps_entry, self.step, self.turned = keeps_entry, -1, ""
+    def __init__(self, steps: Sequence[int], *, keeps_entry: bool) -> None:
+        self.keeps_entry, self.step, self.left = keeps_entry, -1, set(steps)
         self.own = recording.round_recorded
 
     def __call__(
@@ -54,7 +57,7 @@ class OtherWay:
     ) -> SparseEntries:  # fmt: skip
         before = x.clone()
         entries = self.own(x, grid, out=out, old=old, key=key, name=name)
-        if self.step != ENDS or self.turned or "gradient" not in name:
+        if self.step not in self.left or "gradient" not in name:
             return entries
         near = find_candidates(before, grid, key=key)
         both = np.isin(near.index, entries.indexes)
@@ -63,20 +66,19 @@ class OtherWay:
         at = int(np.flatnonzero(both)[0])
         flat, index = out.view(-1), int(near.index[at])
         flat[index] = float(near.upper[at] if float(flat[index]) == near.lower[at] else near.lower[at])
-        self.turned = name
+        self.left.remove(self.step)
         if self.keeps_entry:
             return entries
         kept = entries.indexes != index
         return SparseEntries.ascending(entries.n, 1, entries.indexes[kept], entries.symbols[kept])
 
 
-def cheated(place: Path, false_from: int, *, keeps_entry: bool) -> tuple[JobSource, RunDirectory]:
-    """A run in which one element of step ``ENDS`` goes the other way, and all labels from ``false_from`` on are others."""
-    source, run, turning = (
-        find_source("digits"),
-        RunDirectory(place / "run"),
-        OtherWay(keeps_entry=keeps_entry),
-    )
+def cheated(
+    place: Path, false_from: int, *, keeps_entry: bool, turned: Sequence[int] = (ENDS,)
+) -> tuple[JobSource, RunDirectory]:
+    """A run in which one element of some steps goes the other way, and all labels from ``false_from`` on are others."""
+    source, run = find_source("digits"), RunDirectory(place / "run")
+    turning = OtherWay(turned, keeps_entry=keeps_entry)
     settings = {"width": "8", "batch": "16"}
     order = Order(source, settings, find_policy("fp32"), steps=16, checkpoint_every=EVERY)
     honest = source.build(settings, order.seed)
@@ -92,7 +94,7 @@ def cheated(place: Path, false_from: int, *, keeps_entry: bool) -> tuple[JobSour
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recording, "round_recorded", turning)
         record(tampered(order, other), run)
-    assert turning.turned
+    assert not turning.left
     forge(run, lambda each: replace(each, batch=batch_digest(honest.batch(each.step))))
     return source, run
 
@@ -115,10 +117,26 @@ def test_a_step_that_either_value_explains_hides_no_false_step_behind_it(first: 
     source, run = cheated(tmp_path, first, keeps_entry=False)
     found = disputed(source, run, RunDirectory(tmp_path / "claim"))
     assert (found.loser, found.outcome, found.step) == ("trainer", "fault", first), found.reason
-    assert (found.chain is not None) == (
-        first == EVERY
-    )  # to the later one the game leads: the auditor rejoined in between
+    assert found.chain is not None
     assert not found.clears
+
+
+def test_a_conviction_behind_two_steps_that_convict_nobody_is_one_of_a_fault(tmp_path: Path) -> None:
+    source, run = cheated(tmp_path, 9, keeps_entry=False, turned=(3, 7))
+    found = disputed(source, run, RunDirectory(tmp_path / "claim"))
+    assert (found.loser, found.outcome, found.step) == ("trainer", "fault", 9), found.reason
+    assert found.accuses
+
+
+def test_other_arithmetics_judge_the_trainers_own_steps_without_the_auditor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which has no state there: one site as loud as its band excused that, and so the trainer."""
+    asked: list[PanelQuestion] = []
+    monkeypatch.setattr(panel, "find_dissent", lambda question, *_: asked.append(question))
+    source, run = cheated(tmp_path, 4, keeps_entry=False)
+    assert disputed(source, run, RunDirectory(tmp_path / "claim")).loser == "trainer"
+    assert [(each.kind, each.step, each.parties) for each in asked][-1] == ("state", 4, ["trainer"])
 
 
 def test_a_step_that_either_value_explains_and_nothing_behind_it_convicts_nobody(tmp_path: Path) -> None:
@@ -146,6 +164,57 @@ def test_what_is_not_found_out_behind_a_step_that_either_value_explains_clears_n
     assert (found.loser, found.outcome, found.step) == ("none", "cannot_reproduce", ENDS)
     assert "of the steps behind it: step 5: who knows" in found.reason
     assert not found.clears
+
+
+@pytest.mark.parametrize("first", [0, EVERY])
+def test_one_objection_hides_no_grid_that_the_policy_does_not_have(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The auditor claims another log of a step to which it would object, had it not objected to one where nothing is found."""
+    source, run, claim = (
+        find_source("digits"),
+        RunDirectory(tmp_path / "run"),
+        RunDirectory(tmp_path / "claim"),
+    )
+    own = Session.recording_context
+
+    def coarser(session: Session, before: GridTable) -> recording.RecordingContext:
+        made = own(session, before)
+        wide = {
+            at: replace(grid, band=min(grid.band + 6, -1), floor=grid.floor + 6)
+            if at[0] == Kind.GRADIENT and not is_noise_only(grid) and grid.floor <= -6 and session.step > first else grid
+            for at, grid in made.table.sites.items()
+        }  # fmt: skip
+        made.table, made._grids = GridTable(wide), wide  # pyright: ignore[reportPrivateUsage]
+        return made
+
+    def objecting(writing: _ClaimWriter, step: int, frame: bytes) -> StepOutcome | None:
+        found = follow(writing, step, frame)
+        if step == first:
+            writing._object(step, "gradient of conv1.weight", 5, "lies at the edge")  # pyright: ignore[reportPrivateUsage]
+            writing.has_objected = True
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "recording_context", coarser)
+        policy = find_policy("fp32", recalibrate_every=4)
+        record(Order(source, {"width": "8", "batch": "16"}, policy, steps=12, checkpoint_every=EVERY), run)
+    follow = _ClaimWriter._follow  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(_ClaimWriter, "_follow", objecting)
+    written = write_claim(run, source, claim)
+    assert isinstance(written, AuditorClaim)
+    assert written.objection is not None
+    assert written.objection.step == first
+    nobody = LogRuling(Ruling("none", "too near a limit"), "cannot_reproduce")
+    own_rule = log_judge.rule_on_log
+    monkeypatch.setattr(
+        log_judge, "rule_on_log", lambda *of: nobody if of[3].step == first else own_rule(*of)
+    )
+    found = dispute(run, claim, source, level="steps", defence=honest_defence(source))
+    assert (found.loser, found.outcome) == ("trainer", "fault"), found.reason
+    assert found.step is not None
+    assert found.step > first
+    assert "the policy has" in found.reason
 
 
 @pytest.mark.parametrize("has_grids", [True, False])

@@ -20,10 +20,11 @@ from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.roles.audit_report import FINGERPRINT, Deviation
 from tallystick.roles.comparison import compare_step, may_follow_from_data, with_near_rates
+from tallystick.roles.findings import StepFinding
 from tallystick.roles.panel import Panel
 from tallystick.roles.replay import Replay
 from tallystick.roles.seats import StepParty
-from tallystick.roles.step_judge import MOST_RECORDS, StepFinding, StepJudge
+from tallystick.roles.step_judge import MOST_RECORDS, StepJudge
 from tallystick.run.transcript import Transcript, check_cursor
 
 

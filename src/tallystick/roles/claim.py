@@ -107,6 +107,8 @@ class _ClaimWriter:
         is_apart: whether a record of this segment said that the states differ.
         has_left: whether it has gone its own way in this segment.
         has_failed: whether that way ended before the segment.
+        has_objected: whether it has objected to a log of this segment.
+        disowns: whether it would object to the log of this step, and has objected to another.
         begun: the trainer's state in which this segment began, where the auditor's own was another one.
         objection: to the first log that breaks a rule; of a step whose data are not its own to the bit only if there is no other.
         is_doubtful: whether the objection is about such a step.
@@ -120,6 +122,8 @@ class _ClaimWriter:
     is_apart: bool = False
     has_left: bool = False
     has_failed: bool = False
+    has_objected: bool = False
+    disowns: bool = False
     begun: Mapping[str, Entry] | None = None
     objection: LogObjection | None = None
     is_doubtful: bool = False
@@ -157,11 +161,12 @@ class _ClaimWriter:
                 load_state(self.replay.session, self.out.load_checkpoint(step))
                 return
             self.begun = state
-        self.is_apart = self.has_left = self.has_failed = False
+        self.is_apart = self.has_left = self.has_failed = self.has_objected = False
 
     def _claimed(self, step: int) -> tuple[bytes, StepRecord]:
         """Return a step's log and record as the auditor claims them."""
-        stated = self.transcript.record(step)
+        stated, self.disowns = self.transcript.record(step), False
+        claimed = replace(stated, state_root=None)
         if not self.has_failed:
             try:
                 frame, outcome = self._repeated(step)
@@ -169,11 +174,13 @@ class _ClaimWriter:
                 self._note(step)
                 self.has_failed = True
             else:
-                return frame, step_record(step, outcome, frame, None)
+                claimed = step_record(step, outcome, frame, None)
+                if not self.disowns:
+                    return frame, claimed
         frame = encode_frame(Frame())
         if frame_digest(frame) == stated.log:  # it must not look as if the auditor had followed it
             frame += b"\0"
-        return frame, replace(stated, log=frame_digest(frame), log_bytes=len(frame), state_root=None)
+        return frame, replace(claimed, log=frame_digest(frame), log_bytes=len(frame))
 
     def _repeated(self, step: int) -> tuple[bytes, StepOutcome]:
         """Return the log of one step and what it led to."""
@@ -223,12 +230,17 @@ class _ClaimWriter:
         self.has_left = True
 
     def _object_unless_noisy(self, step: int, violations: Sequence[Violation], *, is_doubtful: bool) -> None:
-        """Object to the first violation that this machine's own noise cannot explain; the session stays where it is."""
+        """Object to the first violation that this machine's own noise cannot explain; the session stays where it is.
+
+        There is one objection. Of one other step a segment, and of each whose grids the policy does not have, the auditor then
+        claims another log, for the judge to look at.
+        """
         if breaches := [each for each in violations if each.is_of_policy]:  # by which state or data ever
             violations, is_doubtful = breaches, False
         elif self.is_apart:
             return
-        if self.objection is not None and (is_doubtful or not self.is_doubtful):
+        has_one = self.objection is not None and (is_doubtful or not self.is_doubtful)
+        if has_one and (is_doubtful or (self.has_objected and not breaches)):
             return
         session = self.replay.session
         after = copied_state(session)
@@ -238,9 +250,11 @@ class _ClaimWriter:
         load_state(session, after)
         for deviation in violations_of(step, violations):
             if not is_excused(deviation, noisy):
-                element = WHOLE_SITE if deviation.element is None else deviation.element
-                self.objection, self.is_doubtful = None, is_doubtful
-                self._object(step, deviation.subject, element, deviation.own)
+                self.has_objected, self.disowns = True, has_one
+                if not has_one:
+                    element = WHOLE_SITE if deviation.element is None else deviation.element
+                    self.objection, self.is_doubtful = None, is_doubtful
+                    self._object(step, deviation.subject, element, deviation.own)
                 return
 
     def _object(self, step: int, site: str, element: int, rule: str) -> None:

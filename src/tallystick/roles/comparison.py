@@ -65,7 +65,7 @@ def farther_than_trained(
             continue
         if not mine.dtype == was.dtype == theirs.dtype or not mine.shape == was.shape == theirs.shape:
             return name
-        kind = _kind_of(name)
+        kind = kind_of(name)
         values = [
             np.frombuffer(entry.data, dtype="<f8" if mine.dtype == "F64" else "<f4").astype(np.float64)
             for entry in (was, mine, theirs)
@@ -78,7 +78,8 @@ def farther_than_trained(
     return None
 
 
-def _kind_of(name: str) -> str:
+def kind_of(name: str) -> str:
+    """Return what kind of numbers an entry of a state holds."""
     if name.startswith("optimizer/"):
         return name.rpartition("/")[2]
     return "buffer" if "/buffer/" in name else "weight"

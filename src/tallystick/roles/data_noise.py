@@ -186,19 +186,19 @@ def is_explained(
             if bytes(mine.data) != bytes(theirs.data):
                 return False
             continue
-        apart["way"] += _square_distance(theirs, mine)
+        apart["way"] += square_distance(theirs, mine)
         if name in moved and name in before:
-            apart["shaking"] += _square_distance(moved[name], mine)
-            apart["training"] += _square_distance(mine, before[name])
+            apart["shaking"] += square_distance(moved[name], mine)
+            apart["training"] += square_distance(mine, before[name])
     way, shaking_did, training = (math.sqrt(value) for value in apart.values())
     return way <= MOST_TIMES * shaking_did and way <= most_share * training
 
 
-def _square_distance(one: Entry, other: Entry) -> float:
-    """Return the sum of squared differences; infinite where the two are not finite in the same places."""
-    a, b = (np.frombuffer(entry.data, dtype=FLOATS[entry.dtype]).astype(np.float64) for entry in (one, other))
-    if a.shape != b.shape:
+def square_distance(one: Entry, other: Entry) -> float:
+    """Return the sum of squared differences; infinite where the two are not finite in the same places, or of another form."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
         return math.inf
+    a, b = (np.frombuffer(entry.data, dtype=FLOATS[entry.dtype]).astype(np.float64) for entry in (one, other))
     away = (a != b) & ~(np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore", over="ignore"):
         total = float(np.square(a[away] - b[away]).sum())

@@ -16,7 +16,7 @@ from typing import Any
 from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.dispute.terms import DisputedPosition, Party
 from tallystick.dispute.verdict import parse_log_objection
-from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, TallyError
+from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism, TallyError
 from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import JobSource
 from tallystick.execution.session.hyperparameters import read_hyperparameters
@@ -36,17 +36,29 @@ from tallystick.store.files import RunDirectory
 
 @dataclass
 class HandedSeat:
-    """A party as a member sees it: what the judge has handed over; what is not among that cannot be opened."""
+    """A party as a member sees it: what the judge has handed over, else what lies in the party's run directory.
 
+    A referee of parties elsewhere has their documents alone: then what was not handed over cannot be opened.
+    """
+
+    run: RunDirectory
+    transcript: Transcript
+    step: int
     held: dict[int, HeldState] = field(default_factory=dict[int, HeldState])
     unopened: str | None = None
     log: bytes | None = None
     no_log: str | None = None
 
     def witness_at(self, index: int, names: Sequence[str] | None = None) -> HeldState | None:
-        """Return the state after ``index`` steps, if it was handed over."""
+        """Return the state after ``index`` steps, if it was handed over or committed to."""
         del names
-        return self.held.get(index)
+        if index not in self.held:
+            roots = {each.steps_done: each.state_root for each in self.transcript.checkpoints()}
+            try:
+                return self.run.load_held(index, roots[index]) if index in roots else None
+            except (InvalidInput, Mismatch):
+                return None
+        return self.held[index]
 
     def commitment_at(self, index: int) -> bytes:
         """Return the root of the state after ``index`` steps that was handed over, else nothing."""
@@ -61,9 +73,11 @@ class HandedSeat:
         """Return the trainer's log of the step.
 
         Raises:
-            InvalidInput: the trainer has none.
+            InvalidInput, Mismatch: the trainer has none.
             Nondeterminism: the judge did not hand it over.
         """
+        if step != self.step:
+            return self.run.load_frames(self.transcript, step, step + 1)[step]
         if self.log is not None:
             return self.log
         if self.no_log is None:
@@ -110,8 +124,10 @@ def _answer(
         return Opinion(found.hex(), "its own list has it")
     frame = (place / "frame").read_bytes() if asked["frame"] else None
     seats: dict[Party, HandedSeat] = {}
+    runs = {"trainer": ours, "auditor": theirs}
     for party in asked["parties"]:
-        seat = seats[party] = HandedSeat({}, asked["unopened"].get(party), frame, asked["no_frame"])
+        unopened, run = asked["unopened"].get(party), RunDirectory(Path(asked[party]))
+        seat = seats[party] = HandedSeat(run, runs[party], step, {}, unopened, frame, asked["no_frame"])
         if agreed is not None:
             seat.held[step] = agreed
         if party in asked["states"]:

@@ -29,6 +29,7 @@ from tallystick.execution.step import batch_digest
 from tallystick.numerics.log import decode_frame
 from tallystick.roles.chain_judge import ChainJudge
 from tallystick.roles.costs import Ledger
+from tallystick.roles.findings import CANNOT, NOT_PROVEN, StepFinding
 from tallystick.roles.initial_state import DOCUMENTS, find_other_setting
 from tallystick.roles.operator_dispute import OperatorDispute, OperatorResult, Signing
 from tallystick.roles.operator_replay import list_base
@@ -37,7 +38,7 @@ from tallystick.roles.partings import find_agreed, find_left, find_parting
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
 from tallystick.roles.seats import Seat, nbytes_of_name, read_claim
-from tallystick.roles.step_judge import CANNOT, NOT_PROVEN, StepFinding, StepJudge
+from tallystick.roles.step_judge import StepJudge
 from tallystick.run.proofs import StepProof
 from tallystick.run.transcript import CURSOR, Transcript, check_cursor
 

@@ -24,53 +24,28 @@ from tallystick.roles.audit_report import EVIDENCE, FINGERPRINT, Deviation
 from tallystick.roles.comparison import (
     compare_step,
     excusable,
-    farther_than_trained,
     find_noisy_sites,
     is_excused,
     may_follow_from_data,
+    violations_of,
     with_near_rates,
 )
 from tallystick.roles.data_noise import REMEDY, Shaking, is_explained, shaking
+from tallystick.roles.findings import CANNOT, NOT_PROVEN, StepFinding
+from tallystick.roles.noise_bound import farther_than_noise
 from tallystick.roles.panel import Panel
 from tallystick.roles.partings import is_agreed
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
 from tallystick.roles.seats import StepParty
 from tallystick.run.documents import StepRecord
-from tallystick.run.proofs import StepProof
 from tallystick.run.transcript import Transcript, check_cursor, check_fingerprint
 
-CANNOT = "cannot_reproduce"
 MOST_RECORDS = 16  # steps on whose records the judge rules, of those before the disputed one
-NOT_PROVEN = "not_proven"
-
 
 DATA_NOISE_REASON = (
     f"the {{}}'s data differ from the judge's by no more than floating noise explains; {REMEDY}"
 )
-
-
-@dataclass(frozen=True)
-class StepFinding:
-    """A ruling on a step, and what it rests on: ``records`` or ``objection`` where both parties have the same states around it.
-
-    ``chain`` is the trainer's record where the step was repeated from the state that the trainer alone claims before it.
-    """
-
-    step: int
-    ruling: Ruling
-    outcome: str
-    records: Pair | None = None
-    objection: LogObjection | None = None
-    chain: StepProof | None = None
-
-    @property
-    def decides(self) -> bool:
-        """Whether it ends the dispute, whatever the states show: it convicts the trainer, or the auditor of its own record.
-
-        One that blames nobody must not keep a false state from being judged.
-        """
-        return self.ruling.loser == "trainer" or (self.ruling.loser == "auditor" and self.records is not None)
 
 
 @dataclass
@@ -218,11 +193,13 @@ class StepJudge:
         if ruling.loser == "none" or self.panel is None or self.by_bytes:
             return ruling, outcome
         try:
-            logged: dict[str, Any] = {"frame": self.seats["trainer"].frame(step)}
+            more["frame"] = self.seats["trainer"].frame(step)
         except InvalidInput as problem:
-            logged = {"no_frame": str(problem)}
+            more["no_frame"] = str(problem)
         dissent = find_unsteady(self.panel.trainer, self.panel.source, step, more.get("agreed"))
-        dissent = dissent or self.panel.find_dissent(kind, ruling.loser, step, **logged, **more)
+        dissent = dissent or self.panel.find_dissent(
+            kind, ruling.loser, step, parties=list(self.seats), **more
+        )
         if dissent is None:
             return ruling, outcome
         return Ruling("none", f"step {step}: not proven: {dissent}; {ruling.reason}"), NOT_PROVEN
@@ -291,7 +268,7 @@ class StepJudge:
         return ruling
 
     def _rule(self, position: DisputedPosition) -> Ruling:
-        step, self.by_bytes = position.agreed, False
+        step, self.by_bytes, self.outcome = position.agreed, False, "fault"
         self.step = step
         record = self.transcript.record(step)
         # 1. Somebody opens the agreed commitment.
@@ -350,26 +327,18 @@ class StepJudge:
         faults: dict[Party, Deviation | None] = {
             party: self._find_fault(party, position, repeated) for party in self.seats
         }
-        if repeated.violations:
-            violation = repeated.violations[0]
-            faults["trainer"] = Deviation(
-                step,
-                "log_violation",
-                violation.site.removeprefix(f"step {step}: "),
-                violation.element,
-                violation.rule,
-                "an honest log",
-                "log",
-            )
+        broken = violations_of(step, repeated.violations)
         # 7. A fault that this machine's own noise can explain is nobody's.
         noisy = (
             find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
-            if any(faults.values())
+            if broken or any(faults.values())
             else []
         )
+        if broken:
+            faults["trainer"] = next((each for each in broken if not is_excused(each, noisy)), broken[0])
         for party, fault in faults.items():
             excused = fault is not None and is_excused(fault, noisy)
-            if excused and not self._is_far(party, position, state, repeated):
+            if excused and not self._is_far(party, position, state):
                 self.outcome = "cannot_reproduce"
                 return Ruling(
                     "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
@@ -395,17 +364,10 @@ class StepJudge:
         Where nobody can open that claim (a party played on this machine, with other bits in its data), the states that the
         party committed to on both sides of the step are compared instead.
         """
-        step, session, seat = position.agreed, self.replay.session, self.seats[party]
-        if not self.replay.may_be_noise(step):
+        session = self.replay.session
+        if not self.replay.may_be_noise(position.agreed):
             return False
-        steps, logs, transcript = range(step, step + 1), self.seats["trainer"], self.transcript
-        first: HeldState | None = before
-        claimed = seat.witness_at(position.disputed)
-        if claimed is None:
-            transcript = self.transcript if party == "trainer" else self.auditors_transcript
-            done = [checkpoint.steps_done for checkpoint in transcript.checkpoints()]
-            steps = range(max(n for n in done if n <= step), min(n for n in done if n > step))
-            first, claimed, logs = seat.witness_at(steps.start), seat.witness_at(steps.stop), seat
+        steps, first, claimed, transcript, logs = self._spanned(party, position, before)
         if first is None or claimed is None:
             return False
         states: list[dict[str, Entry]] = []
@@ -421,14 +383,31 @@ class StepJudge:
             return False
         return is_explained(first.entries, states[0], states[1], claimed.entries, shaken.most_share)
 
-    def _is_far(
-        self, party: Party, position: DisputedPosition, before: HeldState, repeated: AcceptableStates
-    ) -> bool:
-        """Whether the party's state lies farther from the judge's than noise carries it in one step."""
-        state = self.seats[party].witness_at(position.disputed)
-        if state is None:
+    def _is_far(self, party: Party, position: DisputedPosition, before: HeldState) -> bool:
+        """Whether the party's state lies farther from the judge's than noise carries it.
+
+        In one step; where it cannot be opened, the party's committed states around the step are compared, and its logs between.
+        """
+        steps, first, claimed, transcript, logs = self._spanned(party, position, before)
+        if first is None or claimed is None:
             return False
-        return farther_than_trained(before.entries, repeated.entries, state.entries) is not None
+        try:
+            frames = {step: logs.frame(step) for step in steps}
+        except (InvalidInput, Mismatch, Nondeterminism):
+            return False
+        return farther_than_noise(self.replay, transcript, frames, first.entries, claimed.entries) is not None
+
+    def _spanned(
+        self, party: Party, position: DisputedPosition, before: HeldState
+    ) -> tuple[range, HeldState | None, HeldState | None, Transcript, StepParty]:
+        """Return the steps, the party's states around them, and whose records and logs they are repeated under."""
+        step, seat = position.agreed, self.seats[party]
+        if (claimed := seat.witness_at(position.disputed)) is not None:
+            return range(step, step + 1), before, claimed, self.transcript, self.seats["trainer"]
+        transcript = self.transcript if party == "trainer" else self.auditors_transcript
+        done = [checkpoint.steps_done for checkpoint in transcript.checkpoints()]
+        steps = range(max(n for n in done if n <= step), min(n for n in done if n > step))
+        return steps, seat.witness_at(steps.start), seat.witness_at(steps.stop), transcript, seat
 
     def _rule_without_log(self, step: int, state: HeldState, problem: Nondeterminism) -> tuple[Ruling, str]:
         """Rule where the step does not come to an end: the log is to blame only if the job's own step does without it."""

@@ -1,0 +1,122 @@
+"""What noise is said to explain is held against what noise does: a trainer whose sites are as loud as their bands is no freer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from tallystick.execution.dispatch.jitter import Jitter
+from tallystick.execution.job import Batch, Job, JobSource, find_source
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.grids import is_noise_only
+from tallystick.execution.session.session import Session
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind
+from tallystick.numerics.policy import find_policy
+from tallystick.roles import step_judge, trainer
+from tallystick.roles.audit_report import EVERYTHING, Deviation
+from tallystick.roles.auditor import audit
+from tallystick.roles.claim import AuditorClaim, write_claim
+from tallystick.roles.judge import dispute
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+from tallystick.testing.cheats import forge, tampered
+
+SETTINGS = {"width": "8", "batch": "16"}
+LEAST_BAND = -18  # of the policy, which a trainer may declare whatever its noise is
+FIRST = 1  # step that is not taken
+
+
+@pytest.fixture(autouse=True)
+def loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge that holds every site to be as loud as its band: what its processor has is another matter."""
+    told = Deviation(0, "cannot_reproduce", EVERYTHING, None, "noise", "less", "noise")
+    monkeypatch.setattr(step_judge, "find_noisy_sites", lambda *_: [told])
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A trainer that declares the narrowest bands, below its noise; the result ends that."""
+    own = Session.recording_context
+
+    def narrower(session: Session, before: GridTable) -> RecordingContext:
+        made, sites = own(session, before), {}
+        for at, grid in made.table.sites.items():
+            sites[at] = grid
+            if at[0] == Kind.GRADIENT and not is_noise_only(grid):
+                band = max(grid.band - 4, LEAST_BAND)
+                sites[at] = replace(grid, band=band, floor=grid.floor - (grid.band - band))
+        made.table, made._grids = GridTable(sites), sites  # pyright: ignore[reportPrivateUsage]
+        return made
+
+    monkeypatch.setattr(Session, "recording_context", narrower)
+    return lambda: monkeypatch.setattr(Session, "recording_context", own)
+
+
+def ordered() -> tuple[JobSource, Order]:
+    """The job, and an order of eight steps."""
+    source = find_source("digits")
+    return source, Order(source, SETTINGS, find_policy("fp32"), steps=8, checkpoint_every=4)
+
+
+def idle(job: Job) -> None:
+    """Take no step from ``FIRST`` on, and leave the rates as they are."""
+    rates: list[float] = []
+    own, now = job.batch, [0]
+
+    def batch(step: int) -> Batch:
+        now[0] = step
+        return own(step)
+
+    def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        rates[:] = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] if now[0] < FIRST else 1e-30
+
+    def after(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    job.batch = batch
+    job.optimizer.register_step_pre_hook(before)
+    job.optimizer.register_step_post_hook(after)
+
+
+def test_a_step_that_was_not_taken_is_no_noise(tmp_path: Path, narrow: Callable[[], None]) -> None:
+    """Control: without the bound a site that is as loud as its band excuses it."""
+    run, claim, honest = (RunDirectory(tmp_path / name) for name in ("run", "claim", "honest"))
+    source, order = ordered()
+    record(tampered(order, idle), run)
+    record(order, honest)
+    narrow()
+    stated = honest.load_transcript()
+    forge(run, lambda each: replace(each, schedule=stated.record(each.step).schedule))
+    assert audit(run, source).verdict in ("cannot_reproduce", "mismatch")
+    assert isinstance(write_claim(run, source, claim), AuditorClaim)
+    found = dispute(run, claim, source, level="steps")
+    assert (found.loser, found.step) == ("trainer", FIRST), found.reason
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_judge, "farther_than_noise", lambda *_: None)
+        assert dispute(run, claim, source, level="steps").outcome == "cannot_reproduce"
+
+
+def test_noise_that_reaches_a_state_is_nobodys_fault(
+    tmp_path: Path, narrow: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, with an honest trainer whose machine is several times as noisy as machines are."""
+    run, claim = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim")
+    source, order = ordered()
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "Jitter", partial(Jitter, units=12.0))
+        record(replace(order, jitter=True), run)
+    narrow()
+    assert audit(run, source).verdict != "match"
+    assert isinstance(write_claim(run, source, claim), AuditorClaim)
+    found = dispute(run, claim, source, level="steps")
+    assert (found.loser, found.outcome) == ("none", "cannot_reproduce"), found.reason
+    assert not found.clears
