@@ -755,6 +755,12 @@ def verdict_cases() -> dict[str, tuple[str, Case]]:
             "No step.",
             case(**unplayed, loser="none", outcome="agreement", reason="one state", step=None),
         ),
+        "no-step-and-nothing-found-out": (
+            "The auditor did not follow a log, and the judge finds nothing false.",
+            case(
+                **unplayed, loser="none", outcome="cannot_reproduce", reason="it went its own way", step=None
+            ),
+        ),
         "first-state": (
             "The state in which both runs begin is not the job's: nothing is played, the trainer loses at step 0.",
             case(**unplayed, reason="the first state is not the job's", step=0),

@@ -205,12 +205,12 @@ def _verify_agreement(verdict: Verdict) -> str:
         raise Mismatch("verdict: names no step, and holds what one would rest on")
     if verdict.moves:
         raise Mismatch("verdict: names no step, and holds moves")
-    if (verdict.loser, verdict.outcome) != ("none", "agreement"):
+    if verdict.loser != "none" or verdict.outcome not in ("agreement", "cannot_reproduce"):
         raise Mismatch(
-            f"verdict: names no step, which is none and agreement, and says {verdict.loser[:40]!a} and "
+            f"verdict: names no step, which is none and agreement or cannot_reproduce, and says {verdict.loser[:40]!a} and "
             f"{verdict.outcome[:40]!a}"
         )
-    return "nothing is in dispute"
+    return "nothing is in dispute" if verdict.outcome == "agreement" else "the judge found out nothing"
 
 
 def record_claims(record: StepRecord) -> tuple[object, ...]:
