@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
+from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.capture import Capture
 from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.randomness import RandomStream
@@ -40,6 +43,38 @@ def test_what_never_left_its_point_is_still() -> None:
 
 def test_one_element_that_left_its_point_is_enough() -> None:
     assert still_after(ON_POINTS - torch.tensor([0.0, 0.0, 2.4e-7, 0.0, 0.0])) == frozenset()
+
+
+def topk(context: ProbingContext | EchoingContext, x: torch.Tensor, k: int) -> None:
+    context.start_micro_batch(0)
+    with Capture(context, RandomStream(0), compute=torch.float32, findings=OperatorFindings()):
+        x.topk(k)
+
+
+@pytest.mark.parametrize("only_near", [True, False])
+@pytest.mark.parametrize(
+    ("repeat", "why"),
+    [
+        (lambda echo: topk(echo, torch.arange(5.0), 3), "its input .* are 9, and 5 under noise"),
+        (lambda echo: topk(echo, torch.arange(9.0), 2), r"symbol .* are \(3, 4\), and \(2, 4\) under noise"),
+    ],
+)
+def test_a_decision_of_another_size_is_no_noise_that_could_be_measured(
+    repeat: Callable[[EchoingContext], None], why: str, only_near: bool
+) -> None:
+    """Positions of the one are none of the other: both audit and dispute ended in an IndexError."""
+    probe = ProbingContext(4, only_near)
+    topk(probe, torch.arange(9.0), 3)
+    topk(EchoingContext(probe), torch.arange(9.0) + 0.25, 3)
+    with pytest.raises(Nondeterminism, match=f"decision 0 of micro-batch 0: elements.*{why}"):
+        repeat(EchoingContext(probe))
+
+
+def test_a_cast_of_fewer_numbers_is_no_noise_that_could_be_measured() -> None:
+    probe = ProbingContext(only_near=True)
+    cast(probe, ON_POINTS.clone())
+    with pytest.raises(Nondeterminism, match="are 5, and 3 under noise"):
+        cast(EchoingContext(probe), ON_POINTS[:3].clone())
 
 
 def entries(grids: dict[tuple[int, int], SiteGrid]) -> int:

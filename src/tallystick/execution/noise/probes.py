@@ -41,6 +41,7 @@ class ProbingContext:
     only_near: bool = False  # whether the noise of inputs beside a switching point is measured, not of all
 
     samples: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    sizes: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     rms: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     widest: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     branches: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(
@@ -72,7 +73,8 @@ class ProbingContext:
         """Keep an even sample of the next site's input."""
         self._ordinal += 1
         self._has_sides = False
-        self.samples[(self._micro_batch, self._ordinal)] = sampled(x)
+        place = (self._micro_batch, self._ordinal)
+        self.samples[place], self.sizes[place] = sampled(x), x.numel()
         self._input = x
         return True
 
@@ -205,9 +207,15 @@ class EchoingContext:
         self._ordinal = -1
 
     def pending(self, x: Tensor) -> bool:
-        """Compare the next site's input with the probe's."""
+        """Compare the next site's input with the probe's.
+
+        Raises:
+            Nondeterminism: it has another number of elements.
+        """
         self._ordinal += 1
         place = (self._micro_batch, self._ordinal)
+        if self.probe.sizes.get(place):  # of what is empty there is nothing to compare
+            self._verify_same(place, "elements of its input", x.numel(), self.probe.sizes[place])
         before = self.probe.samples.get(place)
         rms = self.probe.rms.get(place, 0.0)
         now = sampled(x)
@@ -217,8 +225,7 @@ class EchoingContext:
             before = self.probe.near[place]
             now = x[self.probe.branches[place][0]].detach().to(torch.float64)
         if before is not None and before.numel():
-            same = now.shape == before.shape  # else a branch was taken that is no decision
-            moved = _moved(before, now) if same else torch.full((1,), math.inf)
+            moved = _moved(before, now)
             if (largest := float(moved.max())) > 0.0:  # of an input that is all zeros it is no share
                 noise = largest / rms if rms > 0.0 else math.inf
                 self.noise[self._ordinal] = max(self.noise.get(self._ordinal, 0.0), noise)
@@ -237,15 +244,28 @@ class EchoingContext:
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return the probe's branches, having counted those that are not its own, and seen which left a switching point."""
+        """Return the probe's branches, having counted those that are not its own, and seen which left a switching point.
+
+        Raises:
+            Nondeterminism: the site has another form.
+        """
         place = (self._micro_batch, self._ordinal)
+        form = numel, width
+        self._verify_same(place, "elements and bits of a symbol", form, self.probe.forms.get(place, form))
         at, taken = self.probe.branches[place]
-        if numel == self.probe.forms.get(place, (numel, width))[0]:
-            own = symbols(at)
-            self.crossed += int((own != taken).sum())
-            if place in self.probe.exact and bool((own[taken == EQUAL] != EQUAL).any()):
-                self.left.add(self._ordinal)
+        own = symbols(at)
+        self.crossed += int((own != taken).sum())
+        if place in self.probe.exact and bool((own[taken == EQUAL] != EQUAL).any()):
+            self.left.add(self._ordinal)
         return at, taken
+
+    def _verify_same(self, place: tuple[int, int], what: str, now: object, before: object) -> None:
+        """Return if a site is as the probe saw it: else a branch was taken that is no decision, and positions mean nothing."""
+        if now != before:
+            raise Nondeterminism(
+                f"decision {place[1]} of micro-batch {place[0]}: {what} must be as many whenever the step is repeated, and are "
+                f"{before}, and {now} under noise; do shapes or branches hang on a number that is read out of a tensor?"
+            )
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
