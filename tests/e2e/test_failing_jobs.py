@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tallystick.commit.encoding import hex_float
-from tallystick.execution.job import JobSource, find_source
+from tallystick.errors import JobFailed
+from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.auditor import audit
 from tallystick.roles.claim import AuditorClaim, write_claim
@@ -16,7 +18,7 @@ from tallystick.roles.judge import dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import forge
+from tallystick.testing.cheats import TamperedSource, forge, honest_defence
 
 READS_A_NUMBER = """
 import torch
@@ -69,3 +71,128 @@ def test_a_step_whose_shapes_hang_on_a_number_read_blames_nobody_and_its_neighbo
 
     assert report.verdict == ("cannot_reproduce" if at == 5 else "mismatch")
     assert (found.loser, found.step) == ("none" if at == 5 else "trainer", at), found.reason
+
+
+LACKS = """
+import os
+import torch
+from torch.nn import functional as F
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, ProtocolViolation
+from tallystick.execution.job import Job
+
+class Mute(Exception):
+    def __str__(self):
+        return 1 / 0
+
+def build(settings):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    def lacks(step):
+        return step == 3 and not os.path.exists({flag!r})
+    def batch(step):
+        {batch}
+        drawn = torch.Generator().manual_seed(step)
+        x = torch.randint(-64, 64, (4, 10), generator=drawn) / 64
+        return x, x[:, :3].argmax(1), torch.tensor(step)
+    def loss(net, b):
+        step = at[0] = int(b[2])
+        {loss}
+        return F.cross_entropy(net(b[0]), b[1])
+    def rate(step):
+        {rate}
+        return 1.0
+    at = [0]
+    def hook(gradient):
+        step = at[0]
+        {hook}
+    model[0].weight.register_hook(hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    return Job(model, optimizer, batch, loss, steps=8, scheduler=scheduler)
+"""
+"""A job that reads a file at step 3, say, which the trainer has."""
+
+IN_LOSS = {
+    "invalid": "raise InvalidInput('own')",
+    "mismatch": "raise Mismatch('own')",
+    "nondeterminism": "raise Nondeterminism('own')",
+    "protocol": "raise ProtocolViolation('own')",
+    "import": "import a_module_that_is_not_there",
+    "exit": "raise SystemExit(0)",
+    "generator": "raise GeneratorExit",
+    "mute": "raise Mute",
+    "memory": "raise torch.OutOfMemoryError('')",
+    "nothing": "return None",
+    "text": "return 'a'",
+    "vector": "return net(b[0])",
+    "detached": "return net(b[0]).detach().sum()",
+    "whole": "return b[1].sum()",
+    "complex": "return net(b[0]).sum() + 0j",
+    "not finite": "return net(b[0]).sum() * float('nan')",
+}
+ELSEWHERE = {
+    "import in batch": ("batch", "import a_module_that_is_not_there"),
+    "mismatch in batch": ("batch", "raise Mismatch('own')"),
+    "scheduler": ("rate", "raise IndexError('own')"),
+    "hook": ("hook", "raise InvalidInput('own')"),
+}
+EVERYWHERE = {what: ("loss", does) for what, does in IN_LOSS.items()} | ELSEWHERE
+
+
+def lacking(place: Path, what: str) -> tuple[JobSource, RunDirectory, RunDirectory, Path]:
+    """A job of ``EVERYWHERE``, directories for run and claim, and the file without which it fails at step 3."""
+    flag, (where, does) = place / "flag", EVERYWHERE[what]
+    fails = f"if lacks({'step - 1' if where == 'rate' else 'step'}): {does}"
+    pieces = {name: fails if name == where else "pass" for name in ("loss", "batch", "rate", "hook")}
+    flag.touch()
+    return *placed(place, LACKS.format(flag=str(flag), **pieces)), flag
+
+
+@pytest.mark.parametrize("what", EVERYWHERE)
+def test_a_step_that_fails_at_the_auditor_for_whatever_reason_accuses_nobody(
+    what: str, tmp_path: Path
+) -> None:
+    """Some accused the honest trainer of its log, and some ended in no verdict."""
+    source, run, _, flag = lacking(tmp_path, what)
+    record(Order(source, {}, find_policy("fp32"), steps=8, checkpoint_every=4), run)
+    flag.unlink()
+
+    report = audit(run, source)
+
+    assert (report.verdict, report.first and report.first.step) == ("cannot_reproduce", 3), report.first
+    assert report.first is not None and report.first.about == "program"
+
+
+def with_other_labels(job: Job) -> None:
+    own = job.batch
+
+    def batch(step: int) -> Any:
+        x, y, number = own(step)
+        return x, (y + 1) % 3 if step == 3 else y, number
+
+    job.batch = batch
+
+
+@pytest.mark.parametrize("what", EVERYWHERE)
+def test_a_lying_auditor_gains_nothing_by_a_judge_where_the_step_fails(what: str, tmp_path: Path) -> None:
+    """The trainer lost where the job raised this package's own errors there, or its loss was none."""
+    source, run, claim, flag = lacking(tmp_path, what)
+    record(Order(source, {}, find_policy("fp32"), steps=8, checkpoint_every=4), run)
+    write_claim(run, source, claim)
+    lying = RunDirectory(tmp_path / "lying")
+    write_claim(run, TamperedSource(source.path, source.source, with_other_labels), lying)
+    forge(claim, lambda each: replace(each, loss=hex_float(9.5)) if each.step == 3 else each)
+    flag.unlink()
+
+    for claimed, level in ((claim, "operators"), (lying, "operators"), (lying, "steps")):
+        try:
+            found = dispute(run, claimed, source, defence=honest_defence(source), level=level)
+        except JobFailed as problem:  # of the data, say, that a judge needs whatever it rules on
+            assert what in ("import in batch", "mismatch in batch", "memory"), problem
+        else:
+            assert (found.loser, found.step) == ("none", 3), found.reason
+
+    flag.touch()  # the control
+    for claimed in (claim, lying):
+        found = dispute(run, claimed, source, defence=honest_defence(source))
+        assert (found.loser, found.step) == ("auditor", 3), found.reason

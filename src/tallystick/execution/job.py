@@ -26,10 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tallystick.errors import InvalidInput, JobFailed, TallyError
+from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, OtherProgram, StoreError
 from tallystick.execution.draws import drawing_portably, portable_draws
 from tallystick.execution.program import LocalProgram, locate
 
+NAMED = (InvalidInput, JobFailed, KeyboardInterrupt, Nondeterminism, OtherProgram, StoreError)
+"""What stays as it is where a job's own code raised it, or this package for it."""
 Batch = Any  # a tensor, or tuples, lists and string-keyed dicts of tensors and plain values
 
 
@@ -110,18 +112,20 @@ class JobSource:
         """
         self.program.read_anew()
         try:
-            build = getattr(_module_of(self), "build", None)
+            with _blaming(self, "its file", (ImportError,)):
+                build = getattr(_module_of(self), "build", None)
             if not callable(build):
                 raise InvalidInput(
                     f"job {self.path}: a job needs a function build(settings) -> Job, found none"
                 )
-            with portable_draws(seed, "build"), _blaming(self, "build"):
+            with portable_draws(seed, "build"), _blaming(self, "build", (ImportError,)):
                 job = build(dict(settings))
         except ImportError as problem:
             hint = "its own modules lie beside its file, all others are installed here"
-            if "relative import" in str(problem):
+            words = words_of(problem)
+            if "relative import" in words:
                 hint = "name a job that is part of a package by its dotted path, package.module, from the directory above"
-            raise InvalidInput(f"job {self.path}: {problem}; {hint}") from problem
+            raise InvalidInput(f"job {self.path}: {words}; {hint}") from problem
         if not isinstance(job, Job):
             raise InvalidInput(f"job {self.path}: build returned {type(job).__name__}, a Job is needed")
         batch = drawing_portably(job.batch, seed)
@@ -134,21 +138,29 @@ class JobSource:
         return job
 
 
+def words_of(problem: BaseException) -> str:
+    """Return what an exception says; a job's own may be unable to, or say what nobody can print."""
+    try:
+        return str(problem).encode("utf-8", "backslashreplace").decode()
+    except Exception as other:  # noqa: BLE001 (whatever its __str__ raises)
+        return f"(its words cannot be had: {type(other).__name__})"
+
+
 @contextmanager
-def _blaming(source: JobSource, what: str) -> Generator[None]:
+def _blaming(source: JobSource, what: str, passing: tuple[type[Exception], ...] = ()) -> Generator[None]:
     """Inside, an exception of the job's own is said to be that, with the last line of the job that led to it."""
     try:
         yield
-    except (TallyError, ImportError):
+    except (*NAMED, *passing):
         raise
-    except Exception as problem:
+    except BaseException as problem:
         lines = [each for each in traceback.extract_tb(problem.__traceback__) if each.filename == source.path]
         where = f" (line {lines[-1].lineno} of {source.name})" if lines else ""
         hint = ""
         if isinstance(problem, OSError):
             hint = f"; a relative path is read from {Path.cwd()}"
         raise JobFailed(
-            f"job {source.path}: {what} raised {type(problem).__name__}: {problem}{where}{hint}"
+            f"job {source.path}: {what} raised {type(problem).__name__}: {words_of(problem)}{where}{hint}"
         ) from problem
 
 

@@ -14,9 +14,17 @@ import torch
 from torch import Tensor
 
 from tallystick.commit.encoding import canonical_json, frame
-from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, StepFailed, TallyError
+from tallystick.errors import (
+    InvalidInput,
+    JobFailed,
+    Nondeterminism,
+    OtherProgram,
+    StepFailed,
+    StoreError,
+    TallyError,
+)
 from tallystick.execution.dispatch.rows import RowOperators
-from tallystick.execution.job import Batch, Job
+from tallystick.execution.job import NAMED, Batch, Job, words_of
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.session.session import Session
 
@@ -50,17 +58,18 @@ def run_step(session: Session, job: Job, context: RoundingContext, batch: Batch 
 
     Raises:
         EditedOutside: what is trained was changed since the step before, by the job's own ``batch`` or anything else.
-        JobFailed: the job's loss, its backward pass or ``after_step`` raised something.
+        JobFailed: the job's loss, its backward pass, optimizer, scheduler or ``after_step`` raised something.
     """
     step = session.step
     batch = draw_batch(session, job) if batch is None else batch
     session.state.verify_left(step)
     with session.stepping(context) as opened:
         forward_backward(session, job, batch, context)
-        job.optimizer.step()
-        job.model.zero_grad(set_to_none=True)  # of parameters, too, that the optimizer does not hold
-        if job.scheduler is not None:
-            job.scheduler.step()
+        with _blaming(f"step {step}: the optimizer or scheduler", session, torch.float64):
+            job.optimizer.step()
+            job.model.zero_grad(set_to_none=True)  # of parameters, too, that the optimizer does not hold
+            if job.scheduler is not None:
+                job.scheduler.step()
         if job.after_step is not None:
             before, modes = session.state.trained_marks(), session.tensors.modes()
             with opened.following_up(), _blaming(f"after_step({step})", session, torch.float64):
@@ -80,14 +89,15 @@ def _blaming(what: str, session: Session, dtype: torch.dtype) -> Generator[None]
     """Inside, what the job's own code or torch raises is said to be the job's; what this package raises stays as it is."""
     try:
         yield
-    except (TallyError, ImportError, torch.OutOfMemoryError):
+    except NAMED:
         raise
-    except Exception as problem:
+    except BaseException as problem:
         raised = traceback.extract_tb(problem.__traceback__)[-1].filename
         if PACKAGE in Path(raised).parents and PACKAGE / "jobs" not in Path(raised).parents:
             raise
-        text, hint = f"{type(problem).__name__}: {problem}", ""
-        if (operator := str(problem).partition(" does not have a deterministic implementation"))[1]:
+        words, hint = words_of(problem), ""
+        text = f"{type(problem).__name__}: {words}"
+        if (operator := words.partition(" does not have a deterministic implementation"))[1]:
             raise JobFailed(
                 f"job: {what}: torch has no way to compute {operator[0]} that gives the same twice; use another operator"
             ) from problem
@@ -105,15 +115,24 @@ def _blaming(what: str, session: Session, dtype: torch.dtype) -> Generator[None]
 def under_log(what: str = "under this log") -> Generator[None]:
     """Inside, a step is repeated under a log, or to measure noise, which may be why the job's own code or torch raises something.
 
+    Whether the log is to blame for what is not a number, is no branch of the step, or is raised shows where the step is
+    repeated without it (``Replay.ends_without``).
+
     Raises:
-        StepFailed: it did.
+        StepFailed: it did, or this package did of what the job gave or the log says.
+        JobFailed: there is not enough memory, which is no matter of the log.
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (Nondeterminism, OtherProgram, StoreError):
         raise
-    except (JobFailed, RuntimeError) as problem:
-        text = str(problem).partition("\n")[0][:200]
+    except (TallyError, MemoryError, RuntimeError) as problem:
+        text = words_of(problem).partition("\n")[0][:200]
+        lacking = (MemoryError, torch.OutOfMemoryError)
+        if isinstance(problem, lacking) or isinstance(problem.__cause__, lacking):
+            raise JobFailed(
+                f"the step does not end here: {text or 'there is not enough memory'}"
+            ) from problem
         raise StepFailed(f"the step does not end here {what}: {text}") from problem
 
 
@@ -131,14 +150,8 @@ def forward_backward(session: Session, job: Job, batch: Batch, context: Rounding
     for number, part in enumerate(parts):
         with opened.micro_batch(number):
             with _blaming(f"step {session.step}: loss", session, session.arithmetic.compute):
-                loss = job.loss(job.model, session_batch(session, part)) / job.accumulation
-            if loss.numel() != 1:
-                raise InvalidInput(f"job: loss must be one number, got shape {list(loss.shape)}")
-            if not loss.requires_grad:
-                raise InvalidInput(
-                    f"job: step {session.step}: loss depends on no parameter by way of gradients; has it a comparison, argmax, "
-                    "detach or no_grad?"
-                )
+                loss = _verified(job.loss(job.model, session_batch(session, part)), session.step)
+                loss = loss / job.accumulation
             with _blaming(f"step {session.step}: the backward pass", session, session.arithmetic.compute):
                 opened.backward(loss)
         opened.note_loss(loss)
@@ -147,6 +160,24 @@ def forward_backward(session: Session, job: Job, batch: Batch, context: Rounding
         observer = session.listeners.observer
         with RowOperators(), nullcontext() if observer is None else observer.clipping():
             torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm, foreach=False)
+
+
+def _verified(loss: object, step: int) -> Tensor:
+    """Return what a job gives for its loss.
+
+    Raises:
+        InvalidInput: it is not one floating number that depends on a parameter.
+    """
+    if not isinstance(loss, Tensor) or loss.is_complex():
+        got = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
+        raise InvalidInput(f"job: step {step}: loss must be a tensor of one real number, got {got}")
+    if loss.numel() != 1:
+        raise InvalidInput(f"job: loss must be one number, got shape {list(loss.shape)}")
+    if not loss.requires_grad:
+        raise InvalidInput(
+            f"job: step {step}: loss depends on no parameter by way of gradients; has it a comparison, argmax, detach or no_grad?"
+        )
+    return loss
 
 
 def backward_of(session: Session, job: Job, batch: Batch | None = None) -> Callable[[RoundingContext], None]:

@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import torch
-
 from tallystick.commit.state import Entry, hold
-from tallystick.errors import EditedOutside, InvalidInput, Mismatch, Nondeterminism, OtherProgram, StepFailed
+from tallystick.errors import (
+    EditedOutside,
+    InvalidInput,
+    JobFailed,
+    Mismatch,
+    Nondeterminism,
+    OtherProgram,
+)
 from tallystick.execution.job import JobSource
 from tallystick.execution.noise.freedom import Excess
 from tallystick.execution.program import verify_program
@@ -255,25 +260,18 @@ class _RunAudit:
             record = transcript.record(step)
             try:
                 outcome, context = self.replay.follow(record, frames[step])
-            except EditedOutside as problem:  # the job's own doing, whoever recorded it
-                return step, str(problem)
-            except StepFailed as problem:
-                # Of torch (this machine has no such operator), or of the job; the log's only if the step ends without it.
-                if not self._ends_without_log(result.start, step, frames):
-                    return step, str(problem)
-                result.deviations.append(
-                    Deviation(
-                        step, "log_violation", "log", None, str(problem), "a log that it ends under", "log"
-                    )
-                )
-                return None
+            except (EditedOutside, JobFailed) as problem:
+                return step, str(problem)  # the job's own doing, or this machine's, whoever recorded it
             except (InvalidInput, Nondeterminism) as problem:
+                # Of torch (this machine has no such operator), or of the job; the log's only if the step ends without it.
+                is_of_step = isinstance(problem, Nondeterminism)
+                if is_of_step and not self._ends_without_log(result.start, step, frames):
+                    return step, str(problem)
+                stated = "a log that it ends under" if is_of_step else "a valid log"
                 result.deviations.append(
-                    Deviation(step, "log_violation", "log", None, str(problem), "a valid log", "log")
+                    Deviation(step, "log_violation", "log", None, str(problem), stated, "log")
                 )
                 return None
-            except torch.OutOfMemoryError as problem:
-                return step, f"the step does not end here: {str(problem).splitlines()[0][:200]}"
             clock = report.phases.add("step", clock)
             result.deviations += compare_step(record, outcome, context.violations)
             if self.progress is not None:

@@ -15,7 +15,7 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.operator_trace import trace_step
 from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
-from tallystick.execution.step import StepOutcome
+from tallystick.execution.step import StepOutcome, under_log
 from tallystick.execution.step_trace import StepTrace
 from tallystick.roles.costs import Ledger, Spent
 from tallystick.roles.replay import Replay, adopting
@@ -180,7 +180,7 @@ class RecordedTrace:
         """Repeat the suspected step operator by operator; the state after it is kept as well."""
         session = self.replay.session
         context = session.following_context(frame)
-        with adopting(session, record):
+        with adopting(session, record), under_log():
             traced = trace_step(
                 session, self.replay.job, agreed, context,
                 chunk=chunk_size(agreed.nbytes), keep=True,

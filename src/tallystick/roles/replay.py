@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
-from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism, OtherProgram
+from tallystick.errors import InvalidInput, Nondeterminism, OtherProgram, TallyError
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.rounding.following import FollowingContext
@@ -66,12 +66,31 @@ class Replay:
         """Repeat one step under the log ``frame``.
 
         Raises:
-            InvalidInput: the frame is malformed, or asks for something the step does not have.
+            InvalidInput: the frame is malformed.
             Nondeterminism: a value is not finite.
-            StepFailed: the job's own code or torch raised, which without this log it might not.
+            StepFailed: the job's own code or torch raised, or the frame asks for what the step does not have; the step may be
+                another one here, and without this log it might end.
+            JobFailed: there is not enough memory.
         """
-        with under_log():
-            return self._follow(record, frame)
+        session, acceptance = self.session, self.acceptance
+        if acceptance is None:
+            context = session.following_context(frame)
+            with under_log():
+                with adopting(session, record):
+                    outcome = run_step(session, self.job, context)
+                context.finish()
+        else:
+            with under_log():
+                batch = draw_batch(session, self.job)
+            backward = backward_of(session, self.job, batch)
+            context = acceptance.follow(session, frame, backward)
+            with under_log():
+                with adopting(session, record), acceptance.watching(session, context, backward):
+                    outcome = run_step(session, self.job, context, batch)
+                context.finish()
+            acceptance.count(session, context)
+        session.settle(context)
+        return outcome, context
 
     def ends_without(self, record: StepRecord, frame: bytes, before: Callable[[], None]) -> bool:
         """Whether a step fails under the log ``frame``, and ends without any, as often as it is tried; never under jitter.
@@ -88,29 +107,11 @@ class Replay:
                 with suppress(InvalidInput, Nondeterminism):
                     self.follow(record, frame)
                     return False
-        except (InvalidInput, Mismatch, Nondeterminism, JobFailed, RuntimeError):
+        except (TallyError, RuntimeError):
             return False
         finally:
             self.acceptance = acceptance
         return session.arithmetic.jitter is None
-
-    def _follow(self, record: StepRecord, frame: bytes) -> tuple[StepOutcome, FollowingContext]:
-        session, acceptance = self.session, self.acceptance
-        if acceptance is None:
-            context = session.following_context(frame)
-            with adopting(session, record):
-                outcome = run_step(session, self.job, context)
-            context.finish()
-        else:
-            batch = draw_batch(session, self.job)
-            backward = backward_of(session, self.job, batch)
-            context = acceptance.follow(session, frame, backward)
-            with adopting(session, record), acceptance.watching(session, context, backward):
-                outcome = run_step(session, self.job, context, batch)
-            context.finish()
-            acceptance.count(session, context)
-        session.settle(context)
-        return outcome, context
 
 
 @contextmanager

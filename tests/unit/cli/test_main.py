@@ -12,6 +12,7 @@ import tallystick
 from tallystick.cli import profiles
 from tallystick.errors import Nondeterminism
 from tallystick.execution.determinism import parse_profile
+from tallystick.execution.job import JobSource
 
 COMMANDS = ("record", "audit", "show", "verify", "prove", "dispute", "demo")
 
@@ -162,10 +163,8 @@ def build(settings):
 """
 
 
-@pytest.mark.parametrize(
-    ("ends", "code"), [("sys.exit(0)", 2), ("sys.exit(1)", 2), ("raise GeneratorExit", 70)]
-)
-def test_a_job_that_ends_the_process_gives_no_verdict(tally, ends: str, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", ["sys.exit(0)", "sys.exit(1)", "raise GeneratorExit"])
+def test_a_job_that_ends_the_process_gives_no_verdict(tally, ends: str, tmp_path: Path) -> None:
     """0 would be a match, 1 an accusation."""
     job, run, flag = tmp_path / "job.py", tmp_path / "run", tmp_path / "flag"
     job.write_text(ENDING.format(flag=str(flag), ends=ends))
@@ -176,5 +175,37 @@ def test_a_job_that_ends_the_process_gives_no_verdict(tally, ends: str, code: in
 
     answer = tally("audit", run, "--job", job, "--json")
 
+    assert answer.code == 3, answer.err
+    assert json.loads(answer.out)["verdict"] == "cannot_reproduce"
+
+
+@pytest.mark.parametrize("where", ["its file", "build"])
+@pytest.mark.parametrize(
+    "does", ["sys.exit(0)", "raise GeneratorExit", "1 / 0", "raise Mismatch('two values')", "raise Mute"]
+)
+def test_a_job_that_cannot_be_built_is_said_to_be_one(tally, does: str, where: str, tmp_path: Path) -> None:
+    """Code 1 would be an accusation, 70 an error of this program."""
+    job, at = tmp_path / "job.py", "" if where == "its file" else "def build(settings):\n    "
+    mute = "class Mute(Exception):\n    def __str__(self):\n        return 1 / 0\n"
+    job.write_text(f"import sys\nfrom tallystick.errors import Mismatch\n{mute}\n{at}{does}\n")
+
+    answer = tally("record", job, "--run", tmp_path / "run", "--steps", "2", "--policy", "fp32", "--json")
+
+    assert answer.code == 2, answer.err
+    assert json.loads(answer.out)["kind"] == "JobFailed" and f"{where} raised" in answer.err
+
+
+@pytest.mark.parametrize(("ends", "code"), [(SystemExit(0), 2), (SystemExit(1), 2), (GeneratorExit(), 70)])
+def test_nothing_that_ends_a_command_on_its_way_gives_a_verdict(
+    tally, ends: BaseException, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*given: object) -> object:
+        raise ends
+
+    monkeypatch.setattr(JobSource, "build", build)
+    answer = tally(
+        "record", "digits", "--run", tmp_path / "run", "--steps", "2", "--policy", "fp32", "--json"
+    )
+
     assert answer.code == code, answer.err
-    assert json.loads(answer.out)["kind"] in ("JobFailed", "Defect")
+    assert json.loads(answer.out)["kind"] == ("JobFailed" if code == 2 else "Defect")

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tallystick.errors import InvalidInput, JobFailed
+from tallystick.errors import InvalidInput, JobFailed, Mismatch, OtherProgram, StepFailed
 from tallystick.execution.job import Job
+from tallystick.execution.step import under_log
 from tallystick.numerics.policy import FP32
 
 
@@ -90,3 +91,52 @@ def test_an_operator_that_torch_cannot_repeat_and_a_loss_without_gradients_are_n
         record_run(lambda: job_of(nn.Linear(2, 2), loss=unpooled), "fp32", 2)
     with pytest.raises(InvalidInput, match="job: step 0: loss depends on no parameter"):
         record_run(lambda: job_of(nn.Linear(2, 2), loss=lambda m, b: b[0].sum()), "fp32", 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"), [(None, "NoneType"), ("a", "str"), (torch.ones(()) * 1j, "complex64")]
+)
+def test_a_loss_that_is_no_number_is_refused_by_name(loss: Any, got: str, record_run: Any) -> None:
+    with pytest.raises(
+        InvalidInput, match=f"step 0: loss must be a tensor of one real number, got (torch.)?{got}"
+    ):
+        record_run(lambda: job_of(nn.Linear(2, 2), loss=lambda m, b: loss), "fp32", 2)
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (ImportError("no module"), "ImportError: no module"),
+        (SystemExit(0), "SystemExit: 0"),
+        (Mismatch("own"), "Mismatch: own"),
+        (MuteError(), r"MuteError: \(its words cannot be had: ValueError\)"),
+        (ValueError("\ud800"), r"ValueError: \\ud800"),
+        (torch.OutOfMemoryError(""), "OutOfMemoryError: "),
+    ],
+)
+def test_whatever_a_job_raises_is_said_to_be_its_own(
+    raised: BaseException, said: str, record_run: Any
+) -> None:
+    def spoiled(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise raised
+
+    with pytest.raises(JobFailed, match=f"^job: step 0: loss raised {said}$"):
+        record_run(lambda: job_of(nn.Linear(2, 2), loss=spoiled), "fp32", 2)
+
+
+def test_under_a_log_a_step_fails_whatever_is_raised_but_what_is_no_matter_of_the_log() -> None:
+    for raised in (InvalidInput("own"), JobFailed("own"), Mismatch("own"), RuntimeError("own")):
+        with pytest.raises(StepFailed, match="the step does not end here under this log: own"), under_log():
+            raise raised
+    for lacking in (MemoryError(), torch.OutOfMemoryError("")):
+        with pytest.raises(JobFailed, match="there is not enough memory"), under_log():
+            raise lacking
+        with pytest.raises(JobFailed, match="does not end here: job: loss"), under_log():
+            raise JobFailed("job: loss") from lacking
+    with pytest.raises(OtherProgram), under_log():
+        raise OtherProgram("own")

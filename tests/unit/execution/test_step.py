@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.errors import InvalidInput, JobFailed, Nondeterminism
 from tallystick.execution.determinism import (
     INSTRUCTION_SETS,
     Profile,
@@ -172,7 +172,7 @@ def test_a_source_that_fails_is_not_remembered(tmp_path: Path) -> None:
     file = tmp_path / "job.py"
     file.write_text("1 // 0")
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(JobFailed, match=r"its file raised ZeroDivisionError: .* \(line 1 of job.py\)"):
             find_source(str(file)).build({})
 
 
