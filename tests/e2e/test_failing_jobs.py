@@ -196,3 +196,39 @@ def test_a_lying_auditor_gains_nothing_by_a_judge_where_the_step_fails(what: str
     for claimed in (claim, lying):
         found = dispute(run, claimed, source, defence=honest_defence(source))
         assert (found.loser, found.step) == ("auditor", 3), found.reason
+
+
+EXACT = """
+import torch
+from torch.nn import functional as F
+from tallystick.execution.job import Job
+
+def build(settings):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    def batch(step):
+        x = torch.randint(-8, 8, (4, 4), generator=torch.Generator().manual_seed(step))
+        numbers = torch.arange(4.0) * 0.1
+        if not torch.equal(numbers * 3 + 0.7, torch.arange(4.0) * 0.1 * 3 + 0.7):
+            raise {raised}
+        return x, (x.sum(1) > 0).long()
+    def loss(net, b):
+        return F.cross_entropy(net(b[0].to(net.weight.dtype) / 8), b[1])
+    return Job(model, torch.optim.SGD(model.parameters(), lr=0.1), batch, loss, steps=4)
+"""
+
+
+@pytest.mark.parametrize("raised", ["ValueError", "KeyError", "__import__('tallystick').errors.InvalidInput"])
+def test_data_that_a_job_refuses_under_noise_are_no_word_for_a_false_digest(
+    raised: str, tmp_path: Path
+) -> None:
+    """The audit ended without a verdict."""
+    source, run, claim = placed(tmp_path, EXACT.format(raised=raised))
+    record(Order(source, {}, find_policy("fp32"), steps=4, checkpoint_every=2), run)
+    assert audit(run, source).verdict == "match"
+    forge(run, lambda each: replace(each, batch="ab" * 32) if each.step == 1 else each)
+
+    assert audit(run, source).verdict == "mismatch"
+    write_claim(run, source, claim)
+    found = dispute(run, claim, source)
+    assert (found.loser, found.step) == ("trainer", 1), found.reason

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tallystick.commit.state import Entry
+from tallystick.errors import InvalidInput, JobFailed
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.job import Batch, Job, JobSource
 from tallystick.execution.step import map_tensors
@@ -36,7 +37,9 @@ MOST_TIMES = 2.0  # what shaking does to a state, this often, may noise have don
 MOST_SHARE = 2.0**-4  # of the way that training carried the state, at most
 REBUILT = 4  # jobs built with noise: what noise reaches differs in one of them, but for one time in 16
 REBUILT_UNITS = 2.0**10  # last places by which each of their operators is off: as far as what is ``SHAKEN``
-JOBS_ERRORS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+JOBS_ERRORS = (
+    ArithmeticError, AssertionError, InvalidInput, JobFailed, LookupError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 """What a job's own code may raise where its numbers are not what it takes them to be; nothing is then known of noise."""
 REMEDY = "commit the batch's bytes (read its numbers from a file), or use integers that come of integers"
 FLOATS = {"F32": "<f4", "F64": "<f8"}
