@@ -243,3 +243,18 @@ def test_a_script_that_leaves_at_once_is_given_a_verdict_all_the_same(
     forge(run, lambda each: replace(each, loss=(1.0).hex()))
     assert main(command) in (1, 3)
     assert json.loads(capsys.readouterr().out)["verdict"] in ("mismatch", "cannot_reproduce")
+
+
+def test_a_script_that_closes_its_streams_is_recorded_and_given_a_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, run = tmp_path / "train.py", RunDirectory(tmp_path / "run")
+    script.write_text(
+        AT_ITS_OPTIMUM + "import sys\nsys.stderr.close()\nsys.stdout.close()\nsys.stdout = None\n"
+    )
+    recorded = ["record", "--policy", "fp32", "--run", str(run.path), "--", "python", str(script)]
+    assert main(recorded) == 0
+    assert "train.py" not in capsys.readouterr().err  # no trace of an error
+    for given in ([], ["--json"]):
+        assert main(["audit", str(run.path), *given, "--", "python", str(script)]) == 0
+        assert "match" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tallystick.cli.profiles import run_child
 from tallystick.cli.terminal import say
@@ -135,6 +135,7 @@ def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> A
             _told_of_its_end(),
             wanting(wanted),
             journal_of_its_own(),
+            _streams_kept(),
             redirect_stdout(sys.stderr) if quiet else nullcontext(),
         ):
             _run(name, main, code)
@@ -168,6 +169,20 @@ def _told_of_its_end() -> Generator[None]:
         yield
     finally:
         os._exit = leave
+
+
+@contextmanager
+def _streams_kept() -> Generator[None]:
+    """Inside, closing standard output or error does nothing; afterwards they are what they were, for what is still to be said."""
+    before: dict[str, Any] = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    for stream in before.values():
+        stream.close = lambda: None
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            setattr(sys, name, stream)
+            vars(stream).pop("close", None)
 
 
 def _load(name: str, *, is_module: bool) -> tuple[ModuleType, CodeType]:
