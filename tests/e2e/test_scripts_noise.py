@@ -12,6 +12,7 @@ import pytest
 from tallystick.cli.main import main
 from tallystick.cli.run import programs
 from tallystick.cli.run.programs import OtherArithmetics
+from tallystick.cli.run.workplace import Workplace, list_folder
 from tallystick.commit.state import Entry
 from tallystick.errors import TallyError
 from tallystick.execution.determinism import Profile, parse_profile
@@ -156,7 +157,7 @@ def test_data_that_a_script_computes_accuse_nobody_under_another_arithmetic(
 def test_other_data_are_held_against_a_trainer_where_every_arithmetic_has_the_same(
     elsewhere: dict[tuple[int, str], str] | None, doubt: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = OtherArithmetics(["python", "train.py"], Path("run"), None)
+    asked = OtherArithmetics(Workplace(["python", "train.py"], 1), Path("run"), None)
 
     def differing(profile: Profile) -> dict[tuple[int, str], str]:
         if elsewhere is None:
@@ -258,3 +259,50 @@ def test_a_script_that_closes_its_streams_is_recorded_and_given_a_verdict(
     for given in ([], ["--json"]):
         assert main(["audit", str(run.path), *given, "--", "python", str(script)]) == 0
         assert "match" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_script_that_makes_its_folder_is_asked_again_where_that_is_not_there(
+    is_beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it could not run twice, no lie about its rates was a mismatch; in its own folder nothing is touched by that."""
+    (work := tmp_path / "work").mkdir()
+    script, run = (tmp_path if is_beside else work) / "train.py", RunDirectory(work / "run")
+    made = "Path(__file__).parent / 'out'" if is_beside else "Path('out')"
+    lines = f"from pathlib import Path\n(out := {made}).mkdir()\n(out / 'notes').write_text('mine')\n"
+    script.write_text(lines + AT_ITS_OPTIMUM)
+    monkeypatch.chdir(work)
+    program = ["--", "python", str(script) if is_beside else "train.py"]
+    assert main(["record", "--policy", "fp32", "--run", "run", *program]) == 0
+    other = (0.5).hex()
+    forge(run, lambda each: replace(each, schedule=((0, "lr", other),)) if each.step == 3 else each)
+    (out := script.parent / "out").rename(script.parent / "out-of-the-trainer")
+    capsys.readouterr()
+    code = main(["audit", "run", "--json", *program])
+    report = json.loads(capsys.readouterr().out)
+    assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 3), report["first"]
+    assert [each.name for each in out.iterdir()] == ["notes"]
+
+
+def test_a_folder_is_mirrored_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (work := tmp_path / "work").mkdir()
+    for name in ("data/a.csv", "data/deep/b.csv", "run/1", "cache/c", "train.py"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(name)
+    (work / "link").symlink_to("data")
+    monkeypatch.chdir(work)
+    place = Workplace.of(["python", "train.py", "--data", "data"], [work / "run"])
+    (work / "data" / "later").write_text("made since")
+    with place.anew(["cache"]) as (folder, command):
+        assert sorted(str(each.relative_to(folder)) for each in folder.rglob("*")) == [
+            "data", "data/a.csv", "data/deep", "data/deep/b.csv", "link", "run", "train.py",
+        ]  # fmt: skip
+        assert (folder / "run" / "1").read_text() == "run/1"
+        assert command == ["python", str(folder / "train.py"), "--data", "data"]
+        (folder / "data" / "deep" / "new").write_text("gone in the end")
+    assert not folder.exists() and not (work / "data" / "deep" / "new").exists()
+    monkeypatch.setattr("tallystick.cli.run.workplace.MOST_ENTRIES", 5)
+    assert list_folder(work).opened == {""}
+    monkeypatch.setattr("tallystick.cli.run.workplace.MOST_ENTRIES", 1)
+    with Workplace.of(["python", "train.py"]).anew() as (folder, command):
+        assert (folder, command) == (work, ["python", "train.py"])

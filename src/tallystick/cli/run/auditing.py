@@ -49,6 +49,7 @@ from tallystick.cli.run.sampling import (
     Sample,
     SampleOptions,
 )
+from tallystick.cli.run.workplace import Workplace
 from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
 from tallystick.errors import InvalidInput, Nondeterminism, TallyError
 from tallystick.execution.determinism import Profile, check_device, parse_profile
@@ -248,7 +249,9 @@ def _audit_program(
     started, arguments = time.perf_counter(), arguments_after(command)
     # Before the program runs, which may set variables and go elsewhere.
     place = directory.path.absolute()
-    others = None if ALONE in os.environ else OtherArithmetics(command, directory.path, wanted.segment)
+    others = None
+    if ALONE not in os.environ:
+        others = OtherArithmetics(Workplace.of(command, [place]), place, wanted.segment)
 
     def begin() -> Follower:
         follower = Follower(

@@ -14,6 +14,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tallystick.cli.profiles import run_child
+from tallystick.cli.run.workplace import Workplace
 from tallystick.cli.terminal import say
 from tallystick.errors import InvalidInput, JobFailed, TallyError
 from tallystick.execution.program_watch import journal_of_its_own
@@ -73,10 +74,9 @@ def _parsed(command: Sequence[str]) -> tuple[bool, str, list[str]]:
 class OtherArithmetics:
     """What a program's data and rates are under the other arithmetics of a panel and with noise, each in a process of its own."""
 
-    command: Sequence[str]
+    place: Workplace
     run: Path
     steps: tuple[int, int] | None
-    folder: Path = field(default_factory=Path.cwd)  # a program may go elsewhere
     _found: dict[str, Mapping[tuple[int, str], str]] = field(
         default_factory=dict[str, Mapping[tuple[int, str], str]]
     )
@@ -102,9 +102,11 @@ class OtherArithmetics:
         from tallystick.roles.audit_report import BEGINNING
 
         part = () if self.steps is None else ("--steps", "{}:{}".format(*self.steps))
-        arguments = ("audit", str(self.run), *part, "--profile", str(profile), "--json", "--", *self.command)
+        options = ("audit", str(self.run), *part, "--profile", str(profile), "--json", "--")
         say(f"what the program computes differs: it is run again under {profile}, before anybody is accused")
-        report, found = run_child(arguments, profile, {ALONE: "1"}, self.folder), dict[tuple[int, str], str]()
+        found = dict[tuple[int, str], str]()
+        with self.place.anew() as (folder, command):
+            report = run_child((*options, *command), profile, {ALONE: "1"}, folder)
         for each in (each for segment in report["segments"] for each in segment["deviations"]):
             if each["kind"] == "mismatch":  # of a setting of the first state both values stand in one text
                 found[(each["step"], each["subject"])] = each[

@@ -1,0 +1,101 @@
+"""Where a program runs, and copies of it in which the program runs again as if it had not run before."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MOST_ENTRIES = 10_000  # of a folder and below that are looked at; what lies deeper is taken as a whole
+
+
+@dataclass(frozen=True)
+class FolderListing:
+    """What lay in a folder: names relative to it, and those of folders whose content is known; its own is empty."""
+
+    path: Path
+    names: frozenset[str]
+    opened: frozenset[str]
+
+    def mirror(self, place: Path, without: Collection[str] = ()) -> None:
+        """Make of an empty folder what this one was, by links to its files; ``without`` some, and what lies in them."""
+        left_out = set(without)
+        for name in sorted(self.names, key=lambda each: each.split("/")):
+            source = self.path / name
+            if name in left_out or name.rpartition("/")[0] in left_out:
+                left_out.add(name)
+            elif name in self.opened:
+                (place / name).mkdir()
+            elif os.path.lexists(source):
+                (place / name).symlink_to(source)
+
+
+def list_folder(path: Path, besides: Collection[Path] = ()) -> FolderListing:
+    """Return what lies in a folder, shallow first, without looking into links and the folders ``besides``."""
+    names, opened = set[str](), list[str]()
+    todo = [""]
+    for folder in todo:  # which grows
+        try:
+            found = sorted(os.scandir(path / folder), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        if len(names) + len(found) > MOST_ENTRIES:
+            break
+        opened.append(folder)
+        for entry in found:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            names.add(name)
+            if entry.is_dir(follow_symlinks=False) and Path(entry.path) not in besides:
+                todo.append(name)
+    return FolderListing(path, frozenset(names), frozenset(opened))
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """The folders that a program is run in and lies in, as they are before it runs.
+
+    Attributes:
+        command: as ``run_program`` takes it.
+        file: the place of the program's file in ``command``; None of a module.
+        folders: the working folder; and the file's, if that is not in it.
+    """
+
+    command: Sequence[str]
+    file: int | None
+    folders: Sequence[FolderListing] = field(default_factory=tuple[FolderListing, ...])
+
+    @classmethod
+    def of(cls, command: Sequence[str], besides: Collection[Path] = ()) -> Workplace:
+        """Look at the working folder and at where the program's file lies; not into the folders ``besides``."""
+        here = Path.cwd()
+        file = next((n for n, word in enumerate(command[:2]) if word.endswith(".py")), None)
+        folders = [list_folder(here, besides)]
+        if file is not None:
+            lies_in = (here / command[file]).parent.resolve()
+            if not lies_in.is_relative_to(here):
+                folders.append(list_folder(lies_in, besides))
+        return cls(tuple(command), file, tuple(folders))
+
+    @contextmanager
+    def anew(self, without: Collection[str] = ()) -> Generator[tuple[Path, list[str]]]:
+        """Give a folder as the working one was before the program ran, and the command there; ``without`` some of its files.
+
+        What is written there is gone in the end, but for what is written into files that were there before.
+        """
+        command = list(self.command)
+        with tempfile.TemporaryDirectory(prefix="tally-", ignore_cleanup_errors=True) as place:
+            places = [Path(place, str(number)) for number in range(len(self.folders))]
+            for folder, listing in zip(places, self.folders, strict=True):
+                folder.mkdir()
+                if not listing.opened:  # more lies in it than anybody looks at
+                    yield self.folders[0].path, command
+                    return
+                listing.mirror(folder, without)
+            if self.file is not None:
+                file = self.folders[0].path / command[self.file]
+                lies_in, last = file.parent.resolve(), self.folders[-1]
+                command[self.file] = str(places[-1] / lies_in.relative_to(last.path) / file.name)
+            yield places[0], command
