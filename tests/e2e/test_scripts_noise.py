@@ -17,6 +17,9 @@ from tallystick.commit.state import Entry
 from tallystick.errors import TallyError
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.roles import panel
+from tallystick.roles.audit_report import Deviation
+from tallystick.roles.courses import ProgramCourse
+from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import forge, forge_state
 
@@ -148,25 +151,30 @@ def test_data_that_a_script_computes_accuse_nobody_under_another_arithmetic(
 @pytest.mark.parametrize(
     ("elsewhere", "doubt"),
     [
-        ({(3, "batch digest"): "aa"}, None),
-        ({(3, "batch digest"): "bb"}, "bb under avx2"),
-        ({(3, "loss"): "aa"}, "as stated under avx2"),
+        ("aa", None),
+        ("bb", "bb under avx2"),
+        ("", "as stated under avx2"),
         (None, "gave no answer: killed"),
+        ("another segment", "gave no answer: it did not come to step 0"),
     ],
 )
 def test_other_data_are_held_against_a_trainer_where_every_arithmetic_has_the_same(
-    elsewhere: dict[tuple[int, str], str] | None, doubt: str | None, monkeypatch: pytest.MonkeyPatch
+    elsewhere: str | None, doubt: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = OtherArithmetics(Workplace(["python", "train.py"], 1), Path("run"), None)
+    asked = OtherArithmetics(Workplace(["python", "train.py"], 1), Path("run"))
 
-    def differing(profile: Profile) -> dict[tuple[int, str], str]:
+    def course(own: str, start: int = 0) -> ProgramCourse:
+        found = Deviation(3, "mismatch", "batch digest", None, own, "stated", "data")
+        return ProgramCourse(start, [found] if own else [], {})
+
+    def followed(profile: Profile, end: int) -> list[ProgramCourse]:
         if elsewhere is None:
             raise TallyError("killed")
-        return elsewhere
+        return [course(elsewhere, 8 if elsewhere == "another segment" else 0)]
 
-    monkeypatch.setattr(asked, "_differing", differing)
+    monkeypatch.setattr(asked, "_followed", followed)
     monkeypatch.setattr(panel, "panel_profiles", lambda: (parse_profile("avx2"),))
-    said = asked.doubts(3, "batch digest", "aa")
+    said = asked.doubts(course("aa"), 4)
     assert said is None if doubt is None else doubt in str(said)
 
 
@@ -306,3 +314,113 @@ def test_a_folder_is_mirrored_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("tallystick.cli.run.workplace.MOST_ENTRIES", 1)
     with Workplace.of(["python", "train.py"]).anew() as (folder, command):
         assert (folder, command) == (work, ["python", "train.py"])
+
+
+CHAOTIC = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+import tallystick
+
+torch.manual_seed(0)
+x, y = torch.randint(0, 256, (36, 10)).float() / 128 - 1, torch.randint(0, 3, (36,))
+layers = [m for _ in range(16) for m in (nn.Tanh(), nn.Linear(64, 64))]
+judge = nn.Sequential(nn.Linear(10, 64), *layers, nn.Linear(64, 2))
+with torch.no_grad():
+    for p in judge.parameters():
+        p.mul_(10.0)  # what differs in a last bit is another number at the end
+model = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+tallystick.attach(model, optimizer)
+for i in range(0, 36, 4):
+    with torch.no_grad():
+        weight = 1.0 + abs(judge(x[i : i + 4]).sum().item()) % 1.0
+    (F.cross_entropy(model(x[i : i + 4]), y[i : i + 4]) * LOSS).backward()
+    for p in model.parameters():
+        p.grad.mul_(GRADIENT)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("loss", "gradient"), [("weight", "1.0"), ("1.0", "weight")])
+def test_a_number_made_between_steps_that_weighs_a_step_accuses_nobody_under_another_arithmetic(
+    loss: str, gradient: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(CHAOTIC.replace("LOSS", loss).replace("GRADIENT", gradient))
+    program = ["--", "python", str(script)]
+    assert main(["record", "--policy", "fp32", "--run", str(run), *program]) == 0
+    capfd.readouterr()
+    code = main(["audit", str(run), "--profile", "sse4,threads=1", "--json", *program])
+    report = json.loads(capfd.readouterr().out)
+    assert (code, report["verdict"]) in ((0, "match"), (3, "cannot_reproduce")), report["first"]
+    if code:
+        assert report["first"]["own"].endswith("it depends on the arithmetic")
+
+
+@pytest.mark.parametrize(("part", "verdict"), [("LOSS", "mismatch"), ("GRADIENT", "log_violation")])
+def test_a_step_that_was_weighed_otherwise_is_held_against_its_trainer(
+    part: str, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every arithmetic has the same, under a log that does not fit, too."""
+    script, run, lie = tmp_path / "train.py", tmp_path / "run", tmp_path / "lie"
+    text = CHAOTIC.replace(part, f"(1.01 if i > 8 and __import__('os').path.exists({str(lie)!r}) else 1.0)")
+    script.write_text(text.replace("LOSS", "1.0").replace("GRADIENT", "1.0"))
+    lie.touch()
+    program = ["--", "python", str(script)]
+    assert main(["record", "--policy", "fp32", "--run", str(run), *program]) == 0
+    lie.unlink()
+    capsys.readouterr()
+    code = main(["audit", str(run), "--json", *program])
+    report = json.loads(capsys.readouterr().out)
+    assert (code, report["verdict"], report["first"]["step"]) == (1, verdict, 3), report["first"]
+
+
+ROUNDED_DATA = """
+import torch
+from torch.nn import functional as F
+import tallystick
+
+draw = torch.Generator().manual_seed(0)
+model = torch.nn.Linear(8, 3)
+with torch.no_grad():
+    for p in model.parameters():
+        p.copy_(torch.randint(-32, 32, p.shape, generator=draw) / 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+tallystick.attach(model, optimizer)
+x = torch.randint(-64, 64, (64, 8), generator=draw).float() / 64
+y = (x.sum(1) > 0).long() + (x[:, 0] > 0.5).long()
+x = torch.sin(x) + torch.softmax(x @ x.T, 1) @ x  # other last bits elsewhere
+for step in range(8):
+    at = torch.randperm(64, generator=draw)[:16]
+    F.cross_entropy(model(x[at]), y[at]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("lie", ["digest", "rate", "loss"])
+def test_a_digest_that_nobody_has_hides_no_later_lie(
+    lie: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, run = tmp_path / "train.py", RunDirectory(tmp_path / "run")
+    script.write_text(ROUNDED_DATA)
+    program = ["--", "python", str(script)]
+    assert main(["record", "--policy", "fp32", "--run", str(run.path), *program]) == 0
+
+    def edit(record: StepRecord) -> StepRecord:
+        if record.step == 0:
+            return replace(record, batch="ab" * 32)
+        if record.step == 1 and lie == "rate":
+            return replace(record, schedule=((0, "lr", (0.5).hex()),))
+        return replace(record, loss=(0.001).hex()) if record.step == 1 and lie == "loss" else record
+
+    forge(run, edit)
+    capsys.readouterr()
+    code = main(["audit", str(run.path), "--json", *program])
+    report = json.loads(capsys.readouterr().out)
+    if lie == "digest":  # where arithmetics have the same data, not even that is excused
+        assert report["verdict"] in ("cannot_reproduce", "mismatch")
+    else:
+        assert (code, report["verdict"]) == (1, "mismatch"), report["first"]

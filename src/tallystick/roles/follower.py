@@ -41,6 +41,7 @@ from tallystick.roles.auditor import (
     noisy_data,
 )
 from tallystick.roles.comparison import compare_end, compare_step, is_excused, noisy_sites_of
+from tallystick.roles.courses import QUIET, QUIET_UNDER_AUTOCAST, Moved, ProgramCourse, moved_between, own_of
 from tallystick.roles.data_noise import has_floats
 from tallystick.roles.initial_state import (
     MODULES,
@@ -104,9 +105,10 @@ class Follower(Loop[AuditReport]):
         sample: the segments that are followed, instead.
 
     Attributes:
-        doubts: asked before anybody is accused of other data or of another rate, which a program computes itself: for a step,
-            what differs there and what it is here, in which arithmetic of this machine the program has another, in words; None
-            if in none. By default nobody looked.
+        doubts: asked before anybody is accused of what arithmetic can be the cause of: given what differs in a segment, and the
+            end of the last segment that it is asked about, what of that another arithmetic of this machine has otherwise; None
+            if nothing. By default nobody looked, and data, rates and first settings accuse nobody.
+        moved: by first step of a segment in which something differs: where the first step that does has moved tensors to.
 
     Raises:
         InvalidInput: ``steps`` are not two committed states.
@@ -147,7 +149,8 @@ class Follower(Loop[AuditReport]):
         self._noisy: list[Deviation] = []
         self._differing: dict[str, Entry] = {}
         self._ordered = ordered
-        self.doubts: Callable[[int, str, str], str | None] = _one_arithmetic
+        self.doubts: Callable[[ProgramCourse, int], Deviation | None] = _one_arithmetic
+        self.moved: dict[int, Moved] = {}
         self._own: Mapping[str, Entry] = {}
         self._built: Mapping[str, Built] = {}
 
@@ -242,6 +245,9 @@ class Follower(Loop[AuditReport]):
             with before.again(session, number), suppress(InvalidInput):
                 self._differing = _entries_of(session)
                 self._noisy = noisy_sites_of(session, again, context.table)
+            quiet = QUIET_UNDER_AUTOCAST if self._policy.autocast else QUIET
+            after = {entry.name: entry for entry in state_entries(session)}
+            self.moved[self._segment.start] = moved_between(self._differing, after, quiet=quiet)
         self._segment.deviations += found
         acceptance.count(session, context)
         session.settle(context)
@@ -400,35 +406,34 @@ class Follower(Loop[AuditReport]):
         except OtherProgram as problem:  # whatever was found before, other code may have found
             cause = uncommitted(problem)
             self.report.segments = [SegmentResult(0, steps, "cannot_reproduce", [cause])]
-        for segment in self.report.segments:
-            self._doubt(segment)
+        self._doubt()
         self._result = self.report
         return self.report
 
-    def _doubt(self, segment: SegmentResult) -> None:
-        """Accuse nobody of data or a rate that may be this machine's own: a program computes these itself, beside its steps."""
-        if segment.verdict not in ACCUSING or any(each.is_evidence for each in segment.deviations):
-            return
-        first = [each for each in segment.deviations if each.step == segment.first_step]
-        for each in first:
-            if (
-                each.about in COMPUTED
-                and (doubt := self.doubts(each.step, each.subject, _own_of(each))) is not None
-            ):
+    def _doubt(self) -> None:
+        """Accuse nobody of what may be this machine's own: what a program computes of ties and chaos is another thing elsewhere.
+
+        Bytes that contradict what was committed, and what the policy does not allow, are nobody's arithmetic.
+        """
+        accused = [
+            segment
+            for segment in self.report.segments
+            if segment.verdict in ACCUSING
+            and not any(each.is_evidence or each.about == "policy" for each in segment.deviations)
+        ]
+        for segment in accused:
+            course = ProgramCourse.of(segment, self.moved.get(segment.start, {}))
+            if (doubt := self.doubts(course, accused[-1].end)) is not None:
                 segment.verdict = "cannot_reproduce"
-                segment.deviations.insert(0, replace(each, kind="cannot_reproduce", own=doubt))
-                return
+                segment.deviations.insert(0, doubt)
 
 
-def _own_of(deviation: Deviation) -> str:
-    """Return what a deviation says of this machine; a setting of the first state in one text with the stated one."""
-    return deviation.stated if deviation.about == "beginning" else deviation.own
-
-
-def _one_arithmetic(step: int, subject: str, own: str) -> str:
-    return (
-        f"{own[:20]} here, under one arithmetic; `tally audit RUN -- python ..` asks others before it accuses"
-    )
+def _one_arithmetic(course: ProgramCourse, _: int) -> Deviation | None:
+    """Return the first of what a program computes itself beside its steps."""
+    said = "here, under one arithmetic; `tally audit RUN -- python ..` asks others before it accuses"
+    at_first = (d for d in course.deviations if d.step == course.first and d.about in COMPUTED)
+    each = next(at_first, None)
+    return None if each is None else replace(each, kind="cannot_reproduce", own=f"{own_of(each)[:20]} {said}")
 
 
 def _entries_of(session: Session) -> dict[str, Entry]:

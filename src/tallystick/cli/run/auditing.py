@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -244,14 +245,15 @@ def _audit_program(
     """Follow what a program attaches."""
     from tallystick.roles.attached import ARGUMENTS, ProgramRun, arguments_of
     from tallystick.roles.audit_report import AuditReport
+    from tallystick.roles.courses import Moved, ProgramCourse
     from tallystick.roles.follower import Follower
 
+    moved: list[Mapping[int, Moved]] = []
     started, arguments = time.perf_counter(), arguments_after(command)
     # Before the program runs, which may set variables and go elsewhere.
     place = directory.path.absolute()
-    others = None
-    if ALONE not in os.environ:
-        others = OtherArithmetics(Workplace.of(command, [place]), place, wanted.segment)
+    told = os.environ.get(ALONE)
+    others = OtherArithmetics(Workplace.of(command, [place]), place) if told is None else None
 
     def begin() -> Follower:
         follower = Follower(
@@ -262,6 +264,7 @@ def _audit_program(
         follower.report.directory = str(directory.path)
         if others is not None:
             follower.doubts = others.doubts
+        moved.append(follower.moved)
         return follower
 
     display = StepDisplay("audit")
@@ -272,6 +275,11 @@ def _audit_program(
         say(f"interrupted after {display.steps} steps: no verdict; {directory.path} is as it was")
         return 130
     assert isinstance(report, AuditReport)
+    if told is not None:
+        courses = [
+            ProgramCourse.of(each, moved[-1].get(each.start, {})).document() for each in report.segments
+        ]
+        Path(told).write_text(json.dumps(courses))
     return _conclude(report, wanted, directory, time.perf_counter() - started, None, as_json=as_json)
 
 

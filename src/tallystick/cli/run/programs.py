@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
+import tempfile
 import traceback
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,8 +24,10 @@ from tallystick.execution.program_watch import journal_of_its_own
 if TYPE_CHECKING:
     from tallystick.execution.determinism import Profile
     from tallystick.roles.attached import Attached, ProgramRun
+    from tallystick.roles.audit_report import Deviation
+    from tallystick.roles.courses import ProgramCourse
 
-ALONE = "TALLYSTICK_ONE_ARITHMETIC"  # set in a process that is asked what a program's data are under another arithmetic
+ALONE = "TALLYSTICK_ONE_ARITHMETIC"  # a file, for a process that is asked what a program comes to under another arithmetic
 INTERPRETER = "python"  # how the names of interpreters begin
 
 
@@ -72,47 +76,50 @@ def _parsed(command: Sequence[str]) -> tuple[bool, str, list[str]]:
 
 @dataclass
 class OtherArithmetics:
-    """What a program's data and rates are under the other arithmetics of a panel and with noise, each in a process of its own."""
+    """What a program comes to under the other arithmetics of a panel and with noise, each in a process of its own."""
 
     place: Workplace
     run: Path
-    steps: tuple[int, int] | None
-    _found: dict[str, Mapping[tuple[int, str], str]] = field(
-        default_factory=dict[str, Mapping[tuple[int, str], str]]
-    )
+    _found: dict[str, list[ProgramCourse]] = field(default_factory=dict[str, "list[ProgramCourse]"])
 
-    def doubts(self, step: int, subject: str, own: str) -> str | None:
-        """Return in which arithmetic the ``subject`` of a step is not its ``own``, in words; None if in none."""
+    def doubts(self, own: ProgramCourse, end: int) -> Deviation | None:
+        """Return what of a segment's ``own`` course another arithmetic has otherwise, saying so, or None; they run to ``end``."""
         from tallystick.execution.determinism import Profile
+        from tallystick.roles.courses import find_doubt
         from tallystick.roles.panel import panel_profiles
 
+        others: dict[str, ProgramCourse] = {}
         for profile in (*panel_profiles(), Profile(threads=1, jitter=True)):
             name = str(profile)
             try:
                 if name not in self._found:
-                    self._found[name] = self._differing(profile)
+                    self._found[name] = self._followed(profile, end)
+                others[name] = _course_from(self._found[name], own.start)
             except TallyError as problem:
-                return f"{own[:20]} here; under {profile} the program gave no answer: {problem}"[:300]
-            if (other := self._found[name].get((step, subject), "as stated")) != own:
-                return f"{own[:20]} here, {other[:20]} under {profile}: it depends on the arithmetic"
+                first = min(own.deviations, key=lambda each: each.step)
+                said = f"{first.own[:20]} here; under {profile} the program gave no answer: {problem}"
+                return replace(first, kind="cannot_reproduce", own=said[:300])
+            if (doubt := find_doubt(own, others, is_whole=profile.jitter)) is not None:
+                return doubt
         return None
 
-    def _differing(self, profile: Profile) -> Mapping[tuple[int, str], str]:
-        """Return what is not as stated, by step and subject."""
-        from tallystick.roles.audit_report import BEGINNING
+    def _followed(self, profile: Profile, end: int) -> list[ProgramCourse]:
+        """Return what is not as stated in each segment up to ``end``."""
+        from tallystick.roles.courses import ProgramCourse
 
-        part = () if self.steps is None else ("--steps", "{}:{}".format(*self.steps))
-        options = ("audit", str(self.run), *part, "--profile", str(profile), "--json", "--")
         say(f"what the program computes differs: it is run again under {profile}, before anybody is accused")
-        found = dict[tuple[int, str], str]()
-        with self.place.anew() as (folder, command):
-            report = run_child((*options, *command), profile, {ALONE: "1"}, folder)
-        for each in (each for segment in report["segments"] for each in segment["deviations"]):
-            if each["kind"] == "mismatch":  # of a setting of the first state both values stand in one text
-                found[(each["step"], each["subject"])] = each[
-                    "stated" if each["subject"] == BEGINNING else "own"
-                ]
-        return found
+        options = ("audit", str(self.run), "--steps", f"0:{end}", "--profile", str(profile), "--json", "--")
+        with self.place.anew() as (folder, command), tempfile.TemporaryDirectory() as held:
+            told = Path(held, "courses.json")
+            run_child((*options, *command), profile, {ALONE: str(told)}, folder)
+            return [ProgramCourse.parse(each) for each in json.loads(told.read_text())]
+
+
+def _course_from(courses: Sequence[ProgramCourse], start: int) -> ProgramCourse:
+    found = next((each for each in courses if each.start == start), None)
+    if found is None:
+        raise TallyError(f"it did not come to step {start}")
+    return found
 
 
 def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> Attached:
