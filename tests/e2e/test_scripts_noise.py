@@ -12,7 +12,7 @@ import pytest
 from tallystick.cli.main import main
 from tallystick.cli.run import programs
 from tallystick.cli.run.programs import OtherArithmetics
-from tallystick.cli.run.workplace import Workplace, list_folder
+from tallystick.cli.run.workplace import Workplace, list_folder, load_made_files, write_made_files
 from tallystick.commit.state import Entry
 from tallystick.errors import TallyError
 from tallystick.execution.determinism import Profile, parse_profile
@@ -424,3 +424,93 @@ def test_a_digest_that_nobody_has_hides_no_later_lie(
         assert report["verdict"] in ("cannot_reproduce", "mismatch")
     else:
         assert (code, report["verdict"]) == (1, "mismatch"), report["first"]
+
+
+CACHE = """
+import os
+if os.path.exists("cache.pt"):
+    inputs = torch.load("cache.pt")
+else:
+    inputs = torch.randint(-64, 64, (48, 5), generator=draw) / 64  # draws that come later are others where it is there
+    torch.save(inputs, "cache.pt")
+"""
+CHECKPOINT = """
+import os
+if os.path.exists("ckpt.pt"):
+    model.load_state_dict(torch.load("ckpt.pt"))
+    optimizer.param_groups[0]["lr"] /= 2
+"""
+LATER = "    torch.save(model.state_dict(), 'ckpt.pt')\n"
+
+
+def keeping(file: str) -> str:
+    """A script that goes on with a file of its own, if that is there."""
+    lines, end = (CACHE, "") if file == "cache.pt" else (CHECKPOINT, LATER)
+    script = AT_ITS_OPTIMUM.replace("truth.load_state_dict(model.state_dict())\n", "")
+    return script.replace("tallystick.attach(", lines + "tallystick.attach(") + end
+
+
+@pytest.mark.parametrize("file", ["cache.pt", "ckpt.pt"])
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_file_that_a_script_made_while_it_was_recorded_accuses_nobody_and_hides_no_lie(
+    file: str, lies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(keeping(file))
+    monkeypatch.chdir(tmp_path)
+    program, run = ["--", "python", "train.py"], RunDirectory(tmp_path / "run")
+    assert main(["record", "--policy", "fp32", "--run", "run", *program]) == 0
+    assert json.loads(run.made_files_path.read_bytes()) == {"files": [file]}
+    if lies:
+        other = (0.5).hex()
+        forge(run, lambda each: replace(each, schedule=((0, "lr", other),)) if each.step == 3 else each)
+    capsys.readouterr()
+    code = main(["audit", "run", "--json", *program])
+    report = json.loads(capsys.readouterr().out)
+    if lies:
+        assert (code, report["verdict"]) == (1, "mismatch"), report["first"]
+        return
+    assert (code, report["verdict"]) == (3, "cannot_reproduce"), report["first"]
+    assert f"as stated without {file}" in report["first"]["own"]
+    (tmp_path / file).unlink()
+    assert main(["audit", "run", *program]) == 0
+
+
+def test_a_file_that_a_trainer_only_says_the_script_made_excuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.txt").write_text("64")
+    (tmp_path / "train.py").write_text(
+        AT_ITS_OPTIMUM.replace("/ 64", "/ int(__import__('pathlib').Path('data.txt').read_text())")
+    )
+    monkeypatch.chdir(tmp_path)
+    program, run = ["--", "python", "train.py"], RunDirectory(tmp_path / "run")
+    assert main(["record", "--policy", "fp32", "--run", "run", *program]) == 0
+    assert not run.made_files_path.exists()
+    forge(run, lambda each: replace(each, batch="ab" * 32, loss=(2.0).hex()) if each.step == 3 else each)
+    run.made_files_path.write_text(json.dumps({"files": ["data.txt", "train.py", "../out", 7]}))
+    capsys.readouterr()
+    code = main(["audit", "run", "--json", *program])
+    report = json.loads(capsys.readouterr().out)
+    assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 3), report["first"]
+
+
+def test_what_a_script_made_is_found_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work" / "data").mkdir(parents=True)
+    (script := tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path / "work")
+    run = RunDirectory(tmp_path / "work" / "runs" / "a")
+    place = Workplace.of(["python", str(script)], [run.path])
+    run.create()
+    for name in ("work/data/cache", "work/out/1/2", "work/runs/b", "beside", "work/__pycache__/x.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    made = ["data/cache", "out", "runs/b"]
+    assert place.made() == [*made, "beside"]
+    write_made_files(run, place)
+    assert load_made_files(run) == [*made, "beside"]
+    (tmp_path / "work" / "later").touch()
+    write_made_files(run, place)
+    assert load_made_files(run) == [*made, "beside", "later"]
+    for text in ("", "[]", "{}", '{"files": 1}', '{"files": {}}'):
+        run.made_files_path.write_text(text)
+        assert load_made_files(run) == []

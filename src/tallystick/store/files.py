@@ -7,6 +7,7 @@
     logs/000000.tlog              frames of the steps from there to the next checkpoint, back to back
     checkpoints/000020.safetensors  the whole state after 20 steps
     run.json                      the statement; present when the run is finished
+    made-files.json               of a script's run: what it made in its folders while it was recorded; a hint, committed nowhere
     objection.json                of an auditor's claim: which step's log of the trainer breaks a rule
 
 Documents appear whole or not at all (temporary name, fsync, rename). A process killed at any moment
@@ -194,6 +195,11 @@ class RunDirectory:
     def objection_path(self) -> Path:
         """Where an auditor's claim holds its objection to the trainer's log, if it has one."""
         return self.path / "objection.json"
+
+    @property
+    def made_files_path(self) -> Path:
+        """Where the names of the files lie that a script made while it was recorded."""
+        return self.path / "made-files.json"
 
     @property
     def program_path(self) -> Path:

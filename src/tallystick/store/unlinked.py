@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tallystick.errors import InvalidInput
 
-DOCUMENTS = ("specification.json", "steps.jsonl", "run.json", "objection.json")
+DOCUMENTS = ("specification.json", "steps.jsonl", "run.json", "made-files.json", "objection.json")
 FOLDERS = ("logs", "checkpoints", "program")
 
 

@@ -50,7 +50,7 @@ from tallystick.cli.run.sampling import (
     Sample,
     SampleOptions,
 )
-from tallystick.cli.run.workplace import Workplace
+from tallystick.cli.run.workplace import Workplace, load_made_files
 from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
 from tallystick.errors import InvalidInput, Nondeterminism, TallyError
 from tallystick.execution.determinism import Profile, check_device, parse_profile
@@ -253,7 +253,10 @@ def _audit_program(
     # Before the program runs, which may set variables and go elsewhere.
     place = directory.path.absolute()
     told = os.environ.get(ALONE)
-    others = OtherArithmetics(Workplace.of(command, [place]), place) if told is None else None
+    others = None
+    if told is None:
+        made = load_made_files(directory)
+        others = OtherArithmetics(Workplace.of(command, [place]), place, made, profile)
 
     def begin() -> Follower:
         follower = Follower(

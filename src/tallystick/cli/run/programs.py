@@ -80,46 +80,71 @@ class OtherArithmetics:
 
     place: Workplace
     run: Path
+    made: Sequence[str] = ()  # while the run was recorded
+    profile: Profile | None = None  # here
+    _without: list[str] = field(default_factory=list[str])
     _found: dict[str, list[ProgramCourse]] = field(default_factory=dict[str, "list[ProgramCourse]"])
 
     def doubts(self, own: ProgramCourse, end: int) -> Deviation | None:
-        """Return what of a segment's ``own`` course another arithmetic has otherwise, saying so, or None; they run to ``end``."""
+        """Return what of a segment's ``own`` course another arithmetic has otherwise, saying so, or None; they run to ``end``.
+
+        Before, this machine's own is asked for it without the files that the script made while it was recorded.
+        """
         from tallystick.execution.determinism import Profile
         from tallystick.roles.courses import find_doubt
         from tallystick.roles.panel import panel_profiles
 
+        first = min(own.deviations, key=lambda each: each.step)
+        if (there := sorted(self.place.names.intersection(self.made))) and self.profile is not None:
+            anew = self._without_files(there, own.start, end)
+            if anew is not None and not anew.deviations:
+                said = f"as stated without {', '.join(there)[:200]}, made when it was recorded: audit where it is not"
+                return replace(first, kind="cannot_reproduce", own=said)
+            own = own if anew is None else anew
         others: dict[str, ProgramCourse] = {}
         for profile in (*panel_profiles(), Profile(threads=1, jitter=True)):
             name = str(profile)
             try:
-                if name not in self._found:
-                    self._found[name] = self._followed(profile, end)
-                others[name] = _course_from(self._found[name], own.start)
+                others[name] = self._course(name, profile, own.start, end)
             except TallyError as problem:
-                first = min(own.deviations, key=lambda each: each.step)
                 said = f"{first.own[:20]} here; under {profile} the program gave no answer: {problem}"
                 return replace(first, kind="cannot_reproduce", own=said[:300])
             if (doubt := find_doubt(own, others, is_whole=profile.jitter)) is not None:
                 return doubt
         return None
 
+    def _without_files(self, names: list[str], start: int, end: int) -> ProgramCourse | None:
+        """Return this machine's own course where some files are not, and ask the others there, too; None if it has none."""
+        assert self.profile is not None
+        self._without = names
+        try:
+            return self._course("here", self.profile, start, end)
+        except TallyError:  # who names files that the script needs says nothing
+            self._without = []
+            self._found["here"] = []
+            return None
+
+    def _course(self, name: str, profile: Profile, start: int, end: int) -> ProgramCourse:
+        if name not in self._found:
+            self._found[name] = self._followed(profile, end)
+        found = next((each for each in self._found[name] if each.start == start), None)
+        if found is None:
+            raise TallyError(f"it did not come to step {start}")
+        return found
+
     def _followed(self, profile: Profile, end: int) -> list[ProgramCourse]:
         """Return what is not as stated in each segment up to ``end``."""
         from tallystick.roles.courses import ProgramCourse
 
-        say(f"what the program computes differs: it is run again under {profile}, before anybody is accused")
+        without = f" without {', '.join(self._without)[:200]}" if self._without else ""
+        say(
+            f"what the program computes differs: it is run again under {profile}{without}, before anybody is accused"
+        )
         options = ("audit", str(self.run), "--steps", f"0:{end}", "--profile", str(profile), "--json", "--")
-        with self.place.anew() as (folder, command), tempfile.TemporaryDirectory() as held:
+        with self.place.anew(self._without) as (folder, command), tempfile.TemporaryDirectory() as held:
             told = Path(held, "courses.json")
             run_child((*options, *command), profile, {ALONE: str(told)}, folder)
             return [ProgramCourse.parse(each) for each in json.loads(told.read_text())]
-
-
-def _course_from(courses: Sequence[ProgramCourse], start: int) -> ProgramCourse:
-    found = next((each for each in courses if each.start == start), None)
-    if found is None:
-        raise TallyError(f"it did not come to step {start}")
-    return found
 
 
 def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> Attached:

@@ -29,6 +29,7 @@ from tallystick.cli.options import (
 from tallystick.cli.profiles import rerun_under
 from tallystick.cli.run.calibrating import differences, load_choice
 from tallystick.cli.run.programs import arguments_after, refuse_with_program, run_program
+from tallystick.cli.run.workplace import Workplace, write_made_files
 from tallystick.cli.terminal import StepDisplay, answer, say
 from tallystick.errors import InvalidInput, TallyError
 from tallystick.execution.determinism import Profile, check_device, parse_profile
@@ -165,6 +166,7 @@ def _record_program(
 ) -> int:
     """Record what a program attaches."""
     arguments, place = arguments_after(command), directory.path.absolute()  # a program may go elsewhere
+    workplace = Workplace.of(command, [place])
 
     from tallystick.roles.attached import ARGUMENTS, ProgramRun, arguments_of
     from tallystick.roles.recorder import Recorder
@@ -177,10 +179,16 @@ def _record_program(
         for text in recorder.notices:
             _warn(f"--resume: {text}")
         recorder.has_jitter = profile.jitter
+        begun.append(RunDirectory(place))
         return recorder
 
-    with StepDisplay("record") as display, _telling_what_is_kept(directory):
-        attached = run_program(command, ProgramRun(begin, display), quiet=as_json)
+    begun: list[RunDirectory] = []
+    try:
+        with StepDisplay("record") as display, _telling_what_is_kept(directory):
+            attached = run_program(command, ProgramRun(begin, display), quiet=as_json)
+    finally:
+        if begun and begun[0].specification_path.exists():
+            write_made_files(begun[0], workplace)
     return _report(directory, display, attached.phases, as_json=as_json)
 
 
