@@ -465,7 +465,7 @@ NOT_NOISE: dict[str, About] = {
         ("buffer model/buffer/a.mean", ("model/buffer/a.mean",), ("model/buffer/a.mean2", "model/a.mean")),
         ("activation 3 at relu", ("model/a",), ("batch digest", "hyper-parameter lr of group 0", "evidence")),
         ("loss", ("loss",), ("model/1.weight", "log_violation")),  # a site whose name is its kind
-        (EVERYTHING, ("loss",), ("skipped optimizer", "micro-batches")),
+        (EVERYTHING, ("loss",), ("skipped optimizer", "micro-batches")),  # a loss of twice as much, too
     ],
 )
 def test_noise_excuses_what_it_can_reach(noisy: str, excused: tuple[str, ...], held: tuple[str, ...]) -> None:

@@ -325,6 +325,8 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
 
     A flipped branch and an activation reach everything; a gradient or a buffer reaches its own tensor, and so the state's
     fingerprint; a loss reaches nothing but itself; nothing reaches the data, the schedule or what the policy allows.
+
+    Where noise cannot be measured a loss may lie however far away: a branch on a number read out of a tensor leads to any.
     """
     names = [site.subject for site in noisy]
     if not names or deviation.is_evidence or deviation.about in ("data", "schedule", "policy"):
