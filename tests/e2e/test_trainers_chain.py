@@ -38,7 +38,7 @@ from tallystick.roles.referee import DisputeResult
 from tallystick.roles.replay import open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import forge, honest_defence, tampered
+from tallystick.testing.cheats import forge, forge_state, honest_defence, tampered
 
 DRAWING = Path(__file__).parent / "honest_jobs" / "drawing.py"
 EVERY = 4  # steps of a segment
@@ -305,6 +305,71 @@ def test_a_claim_begins_each_segment_in_the_trainers_state(tmp_path: Path) -> No
     assert (found.loser, found.step) == ("trainer", 5), found.reason
 
 
+KEEPS = """
+import torch
+from tallystick.execution.job import Job
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.Tanh(), torch.nn.Linear(24, 4))
+        self.register_buffer("last", torch.zeros(1))
+
+
+def build(settings):
+    net = Net()
+
+    def batch(step):
+        generator = torch.Generator().manual_seed(step)
+        return torch.randint(-3, 4, (32, 12), generator=generator), torch.randint(0, 4, (32,), generator=generator)
+
+    def loss(net, both):
+        found = torch.nn.functional.cross_entropy(net.layers(both[0].float()), both[1])
+        found = found + net.last.detach().clone().sum()
+        with torch.no_grad():
+            net.last.fill_(0.5)
+        return found
+
+    return Job(net, torch.optim.SGD(net.parameters(), lr=0.2), batch, loss, steps=16)
+"""
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_an_auditor_that_was_not_served_a_state_says_nothing_of_the_segment_behind_it(
+    is_served: bool, tmp_path: Path
+) -> None:
+    """The state is false in what the next step overwrites: loss and state there follow from it, not from the auditor's own."""
+    (tmp_path / "job.py").write_text(KEEPS)
+    source, run = find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "run")
+    order = Order(source, {}, find_policy("fp32"), steps=12, checkpoint_every=EVERY)
+    honest = source.build({}, order.seed)
+
+    def other(job: Job) -> None:
+        def batch(step: int) -> Batch:
+            if step == EVERY:
+                with torch.no_grad():
+                    torch.as_tensor(job.model.last).fill_(0.75)
+            x, y = honest.batch(step)
+            return x, (y + 1) % 4 if step >= 9 else y
+
+        job.batch = batch
+
+    record(tampered(order, other), run)
+    forge(run, lambda each: replace(each, batch=batch_digest(honest.batch(each.step))))
+    own, false = run.checkpoint_path(EVERY).read_bytes(), run.load_checkpoint(EVERY)
+    name = next(each for each in false if each.endswith("last"))
+    false[name] = Entry(name, "F32", (1,), np.array([0.75], "<f4").tobytes())
+    forge_state(run, EVERY, false)
+    committed, claim = run.checkpoint_path(EVERY).read_bytes(), RunDirectory(tmp_path / "claim")
+    if not is_served:
+        run.checkpoint_path(EVERY).write_bytes(own)  # another file than the committed one
+    assert isinstance(write_claim(run, source, claim), AuditorClaim)
+    run.checkpoint_path(EVERY).write_bytes(committed)
+    found = dispute(run, claim, source, level="steps", defence=honest_defence(source))
+    assert found.loser == "trainer", found.reason
+
+
 def test_steps_that_do_not_end_without_the_log_either_keep_nobody_from_a_dispute(tmp_path: Path) -> None:
     """First weights are the trainer's word: it takes some with which honest training is not finite, and trains otherwise."""
     source, run, claim = (
@@ -336,7 +401,7 @@ def test_steps_that_do_not_end_without_the_log_either_keep_nobody_from_a_dispute
     record(order, RunDirectory(tmp_path / "honest"))
     honest = RunDirectory(tmp_path / "honest").load_transcript()
     forge(run, lambda each: replace(each, schedule=honest.record(each.step).schedule))
-    assert audit(run, source).verdict == "mismatch"
+    assert audit(run, source).verdict != "match"
     found = disputed(source, run, claim)
     assert found.loser == "trainer", found.reason
 

@@ -108,7 +108,8 @@ class _ClaimWriter:
         has_left: whether it has gone its own way in this segment.
         has_failed: whether that way ended before the segment.
         has_objected: whether it has objected to a log of this segment.
-        disowns: whether it would object to the log of this step, and has objected to another.
+        disowns: whether it claims another log of this step: it would object to it, and has objected to another; or it is astray.
+        is_astray: whether this segment did not begin in the trainer's state, so that its records say nothing of the trainer's.
         begun: the trainer's state in which this segment began, where the auditor's own was another one.
         objection: to the first log that breaks a rule; of a step whose data are not its own to the bit only if there is no other.
         is_doubtful: whether the objection is about such a step.
@@ -124,6 +125,7 @@ class _ClaimWriter:
     has_failed: bool = False
     has_objected: bool = False
     disowns: bool = False
+    is_astray: bool = False
     begun: Mapping[str, Entry] | None = None
     objection: LogObjection | None = None
     is_doubtful: bool = False
@@ -146,9 +148,9 @@ class _ClaimWriter:
     def _begin(self, step: int, root: str, *, is_own: bool) -> None:
         """Begin the next segment in the state that the trainer committed to; ``is_own`` if the session is in that already.
 
-        In the auditor's own where the trainer's is not there or none of the job's.
+        In the auditor's own where the trainer's is not there or none of the job's: then it claims another log of every step.
         """
-        self.begun, had_failed = None, self.has_failed
+        self.begun, self.is_astray, had_failed = None, False, self.has_failed
         if not is_own:
             self._note(step - 1)
             try:
@@ -159,13 +161,14 @@ class _ClaimWriter:
                 if had_failed:
                     raise
                 load_state(self.replay.session, self.out.load_checkpoint(step))
+                self.is_astray = True
                 return
             self.begun = state
         self.is_apart = self.has_left = self.has_failed = self.has_objected = False
 
     def _claimed(self, step: int) -> tuple[bytes, StepRecord]:
         """Return a step's log and record as the auditor claims them."""
-        stated, self.disowns = self.transcript.record(step), False
+        stated, self.disowns = self.transcript.record(step), self.is_astray
         claimed = replace(stated, state_root=None)
         if not self.has_failed:
             try:
@@ -250,7 +253,7 @@ class _ClaimWriter:
         load_state(session, after)
         for deviation in violations_of(step, violations):
             if not is_excused(deviation, noisy):
-                self.has_objected, self.disowns = True, has_one
+                self.has_objected, self.disowns = True, self.disowns or has_one
                 if not has_one:
                     element = WHOLE_SITE if deviation.element is None else deviation.element
                     self.objection, self.is_doubtful = None, is_doubtful

@@ -19,6 +19,7 @@ VECTORS = Path(__file__).parents[3] / "vectors"
 BY_NAME = {target.name: target for target in TARGETS}
 # A document of n bytes may cost so much while it is read: Python objects of some 100 bytes for fields of two.
 BYTES_A_BYTE, BYTES_AT_ALL = 400, 2_000_000
+TRIES = 3  # what a document costs it costs each time; what threads and finalizers of other tests do, not
 
 
 @cache
@@ -90,11 +91,13 @@ def test_memory_for_what_is_accepted_is_bounded_by_the_size(name: str) -> None:
 
 def takes_bounded_memory(name: str, data: bytes) -> None:
     accepts(BY_NAME[name], data)  # imports and caches are not the document's cost
-    tracemalloc.start()
-    accepts(BY_NAME[name], data)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak <= BYTES_AT_ALL + BYTES_A_BYTE * len(data)
+    peaks: list[int] = []
+    while len(peaks) < TRIES and (not peaks or peaks[-1] > BYTES_AT_ALL + BYTES_A_BYTE * len(data)):
+        tracemalloc.start()
+        accepts(BY_NAME[name], data)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[-1] <= BYTES_AT_ALL + BYTES_A_BYTE * len(data), peaks
 
 
 def test_a_parser_that_accepts_two_spellings_is_found_out() -> None:
