@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,16 @@ from tallystick.execution.program_source import variables_named_in
 from tallystick.execution.program_watch import ProgramJournal
 from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory
+
+
+@pytest.fixture(autouse=True)
+def forgotten(tmp_path: Path) -> Iterator[None]:
+    """What a script here imports of its own is not another test's module of that name."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(tmp_path):
+            del sys.modules[name]
+
 
 SCRIPT = """
 BEFORE

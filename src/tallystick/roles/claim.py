@@ -173,7 +173,9 @@ class _ClaimWriter:
         if not self.has_failed:
             try:
                 frame, outcome = self._repeated(step)
-            except (InvalidInput, Nondeterminism, JobFailed):
+            except (InvalidInput, Nondeterminism, JobFailed) as problem:
+                if isinstance(problem, JobFailed) and not self.has_left:
+                    raise  # under a log nothing but too little memory is the job's
                 self._note(step)
                 self.has_failed = True
             else:
