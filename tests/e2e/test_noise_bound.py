@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tallystick.dispute.terms import Party
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Batch, Job, JobSource, find_source
 from tallystick.execution.rounding.context import RecordingContext
@@ -87,8 +89,8 @@ def idle(job: Job) -> None:
     job.optimizer.register_step_post_hook(after)
 
 
-def test_a_step_that_was_not_taken_is_no_noise(tmp_path: Path, narrow: Callable[[], None]) -> None:
-    """Control: without the bound a site that is as loud as its band excuses it."""
+def idled(tmp_path: Path, narrow: Callable[[], None]) -> tuple[JobSource, RunDirectory, RunDirectory]:
+    """The job, a run whose trainer took no step from ``FIRST`` on and states the job's rates, and where a claim goes."""
     run, claim, honest = (RunDirectory(tmp_path / name) for name in ("run", "claim", "honest"))
     source, order = ordered()
     record(tampered(order, idle), run)
@@ -96,6 +98,12 @@ def test_a_step_that_was_not_taken_is_no_noise(tmp_path: Path, narrow: Callable[
     narrow()
     stated = honest.load_transcript()
     forge(run, lambda each: replace(each, schedule=stated.record(each.step).schedule))
+    return source, run, claim
+
+
+def test_a_step_that_was_not_taken_is_no_noise(tmp_path: Path, narrow: Callable[[], None]) -> None:
+    """Control: without the bound a site that is as loud as its band excuses it."""
+    source, run, claim = idled(tmp_path, narrow)
     assert audit(run, source).verdict in ("cannot_reproduce", "mismatch")
     assert isinstance(write_claim(run, source, claim), AuditorClaim)
     found = dispute(run, claim, source, level="steps")
@@ -120,3 +128,27 @@ def test_noise_that_reaches_a_state_is_nobodys_fault(
     found = dispute(run, claim, source, level="steps")
     assert (found.loser, found.outcome) == ("none", "cannot_reproduce"), found.reason
     assert not found.clears
+
+
+def test_an_auditors_noise_excuses_no_trainer(
+    tmp_path: Path, narrow: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer's state is false whatever the auditor's is, which nobody asks for then."""
+    source, run, claim = idled(tmp_path, narrow)
+    assert isinstance(write_claim(run, source, claim), AuditorClaim)
+    asked: list[str] = []
+    own = step_judge.StepJudge._find_fault  # pyright: ignore[reportPrivateUsage]
+
+    def finding(judge: step_judge.StepJudge, party: Party, *of: Any) -> Deviation | None:
+        asked.append(party)
+        fault = own(judge, party, *of)
+        return (
+            replace(fault, about="state")
+            if fault is not None
+            else Deviation(1, "mismatch", "x", 0, "1", "2", "state")
+        )
+
+    monkeypatch.setattr(step_judge.StepJudge, "_find_fault", finding)
+    monkeypatch.setattr(step_judge.StepJudge, "_is_far", lambda _, party, *of: party == "trainer")
+    found = dispute(run, claim, source, level="steps")
+    assert (found.loser, set(asked)) == ("trainer", {"trainer"}), found.reason

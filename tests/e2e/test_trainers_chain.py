@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 import tallystick.execution.rounding.context as recording
+from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.dispute.terms import Ruling
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
@@ -37,6 +39,7 @@ from tallystick.roles.panel import Panel, PanelQuestion
 from tallystick.roles.referee import DisputeResult
 from tallystick.roles.replay import open_replay
 from tallystick.roles.trainer import Order, record
+from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import forge, forge_state, honest_defence, tampered
 
@@ -404,6 +407,49 @@ def test_steps_that_do_not_end_without_the_log_either_keep_nobody_from_a_dispute
     assert audit(run, source).verdict != "match"
     found = disputed(source, run, claim)
     assert found.loser == "trainer", found.reason
+
+
+def other_than_here(
+    place: Path, turned: int
+) -> tuple[JobSource, RunDirectory, RunDirectory, list[StepOutcome]]:
+    """A run in one step of which an element goes the other way, a claim that has it so too, and what steps give this machine."""
+    source, run = cheated(place, 16, keeps_entry=False, turned=(turned,))
+    transcript, claim = run.load_transcript(), RunDirectory(place / "claim")
+    shutil.copytree(run.path, claim.path)
+    replay = open_replay(transcript.specification, source)
+    assert not isinstance(replay, Deviation)
+    load_state(replay.session, run.load_checkpoint(0))
+    frames = run.load_frames(transcript, 0, EVERY)
+    own = [replay.follow(transcript.record(step), frames[step])[0] for step in range(EVERY)]
+    replay.session.close()
+    assert f"{own[turned].fingerprint:016x}" != transcript.record(turned).fingerprint
+    return source, run, claim, own
+
+
+@pytest.mark.parametrize("where", ["past", "step"])
+def test_a_past_that_the_judge_repeats_otherwise_convicts_nobody(where: str, tmp_path: Path) -> None:
+    """Both took the other value in step 1. The trainer then states of that step, or of the next, what the judge would find."""
+    source, run, claim, own = other_than_here(tmp_path, 1)
+    false = 1 if where == "step" else 2
+
+    def stated(each: StepRecord) -> StepRecord:
+        if each.step != false:
+            return each
+        here = own[false]
+        return replace(each, loss=hex_float(here.loss), fingerprint=f"{here.fingerprint:016x}")
+
+    forge(run, stated)
+    found = dispute(run, claim, source, level="steps")
+    assert (found.loser, found.outcome) == ("none", "cannot_reproduce"), found.reason
+
+
+def test_a_committed_state_is_what_its_record_says(tmp_path: Path) -> None:
+    source, run, claim, own = other_than_here(tmp_path, ENDS)
+    here = f"{own[ENDS].fingerprint:016x}"
+    forge(run, lambda each: replace(each, fingerprint=here) if each.step == ENDS else each)
+    found = dispute(run, claim, source, level="steps")
+    assert (found.loser, found.step) == ("trainer", ENDS), found.reason
+    assert "the record says" in found.reason
 
 
 class ClaimingSeat:

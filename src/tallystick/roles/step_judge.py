@@ -137,7 +137,10 @@ class StepJudge:
         return self._pasts[step]
 
     def _repeated(self, state: HeldState, start: int, step: int) -> HeldState | None:
-        """Return the state before ``step``, repeated from that after ``start`` steps; None if the log does not lead there."""
+        """Return the state before ``step``, repeated from that after ``start`` steps; None if the log does not lead there.
+
+        Nor if it leads elsewhere than the auditor's records say: both parties may have rounded an element as the judge does not.
+        """
         session, seat = self.replay.session, self.seats["trainer"]
         try:
             frames = {each: seat.frame(each) for each in range(start, step)}
@@ -149,7 +152,9 @@ class StepJudge:
         try:
             load_state(session, state.entries)
             for each, frame in frames.items():
-                self.replay.follow(self.transcript.record(each), frame)
+                outcome, _ = self.replay.follow(self.transcript.record(each), frame)
+                if f"{outcome.fingerprint:016x}" != self.auditors_transcript.record(each).fingerprint:
+                    return None
         except (InvalidInput, Mismatch, Nondeterminism):
             return None
         return hold(copied_state(session).values())
@@ -214,13 +219,17 @@ class StepJudge:
             return withheld, "fault"
         if state is None:
             return Ruling("none", f"step {step}: neither side can open the state both agree on"), CANNOT
+        record, committed = self.transcript.record(step), None
+        if record.state_root is not None:
+            committed = self.seats["trainer"].witness_at(step + 1)
         try:
             check_cursor(step, state.entries)  # an honest auditor's own states all say what is so
+            if committed is not None:
+                check_fingerprint(record, committed.entries)
         except Mismatch as problem:
             self.by_bytes = True
             return Ruling("trainer", str(problem)), "fault"
         load_state(self.replay.session, state.entries)
-        record = self.transcript.record(step)
         try:
             frame = self.seats["trainer"].frame(step)
             outcome, _ = self.replay.follow(record, frame)
@@ -243,21 +252,35 @@ class StepJudge:
             if all(is_excused(deviation, noisy) for deviation in found):
                 why = f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
                 return Ruling("none", why), CANNOT
+            is_state = all(each.about == "fingerprint" for each in found)
+            if is_state and party == "auditor" and self._may_state(step, state, frame):
+                why = f"step {step}: the auditor may have another state there, by honest arithmetic"
+                return Ruling("none", why), CANNOT
             first = next((each for each in found if not (is_noise and may_follow_from_data(each))), found[0])
             why = f"step {step}: {first.subject} is {first.own}, the {party} says {first.stated}"
             return Ruling(party, why), "fault"
         return None
+
+    def _may_state(self, step: int, state: HeldState, frame: bytes) -> bool:
+        """Whether honest arithmetic may have given the auditor's state after ``step``, or nobody can open that here."""
+        claimed = self.seats["auditor"].witness_at(step + 1)
+        if claimed is None:
+            return True
+        load_state(self.replay.session, state.entries)
+        try:
+            return AcceptableStates(self.replay, frame).find_fault(claimed.entries) is None
+        except (InvalidInput, Nondeterminism):
+            return True
 
     def rule(self, position: DisputedPosition) -> Ruling:
         """Return who is at fault at ``position``; the parties' states are asked for here, one at a time."""
         ruling = self._rule(position)
         if ruling.loser == "none" or self.panel is None or self.by_bytes:
             return ruling
-        states = {party: seat.witness_at(position.disputed) for party, seat in self.seats.items()}
+        judged: list[Party] = ["trainer"] if ruling.loser == "trainer" else list(self.seats)
+        states = {party: self.seats[party].witness_at(position.disputed) for party in judged}
         unopened = {
-            party: self._find_unopened(party, position.disputed)
-            for party in self.seats
-            if states[party] is None
+            party: self._find_unopened(party, position.disputed) for party in judged if states[party] is None
         }
         ruling, self.outcome = self._confirmed(
             ruling, self.outcome, "state", position.agreed, position=position,
@@ -323,37 +346,33 @@ class StepJudge:
     ) -> Ruling:
         """Rule on both parties' states after the step, which was repeated from ``state`` under the log's ``frame``."""
         step = position.agreed
-        # 6. Entries and headers that honest arithmetic could not have written; then both states, element by element.
-        faults: dict[Party, Deviation | None] = {
-            party: self._find_fault(party, position, repeated) for party in self.seats
-        }
+        # 6. Entries and headers that honest arithmetic could not have written; then a party's state, element by element. The
+        # auditor's is asked for only if the trainer's is not false.
         broken = violations_of(step, repeated.violations)
-        # 7. A fault that this machine's own noise can explain is nobody's.
-        noisy = (
-            find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
-            if broken or any(faults.values())
-            else []
-        )
-        if broken:
-            faults["trainer"] = next((each for each in broken if not is_excused(each, noisy)), broken[0])
-        for party, fault in faults.items():
-            excused = fault is not None and is_excused(fault, noisy)
-            if excused and not self._is_far(party, position, state):
+        noisy: list[Deviation] | None = None
+        for party in self.seats:
+            faults = (
+                broken if party == "trainer" and broken else [self._find_fault(party, position, repeated)]
+            )
+            if (first := faults[0]) is None:
+                continue
+            # 7. A fault that this machine's own noise can explain is nobody's.
+            if noisy is None:
+                frames = {step: frame}
+                noisy = find_noisy_sites(self.replay, self.transcript, step, step, frames, state.entries)
+            fault = next((each for each in faults if each and not is_excused(each, noisy)), first)
+            if is_excused(fault, noisy) and not self._is_far(party, position, state):
                 self.outcome = "cannot_reproduce"
-                return Ruling(
-                    "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
-                )
-        blamed = faults["trainer"] or faults.get("auditor")
-        self.by_bytes = blamed is not None and blamed.is_evidence
-        if faults["trainer"] is not None:
-            return Ruling("trainer", str(faults["trainer"]))
-        if blamed is not None:
-            own_batch = batch_digest(self.replay.job.batch(step))
-            other_data = self.auditors_transcript.record(step).batch != own_batch
-            if other_data and self._is_data_noise("auditor", position, state):
+                why = f"the judge cannot reproduce what the {party} did: {noisy[0]}"
+                return Ruling("none", f"step {step}: {why}")
+            self.by_bytes = fault.is_evidence
+            if party == "trainer":
+                return Ruling("trainer", str(fault))
+            other = self.auditors_transcript.record(step).batch != batch_digest(self.replay.job.batch(step))
+            if other and self._is_data_noise("auditor", position, state):
                 self.outcome = CANNOT
                 return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('auditor')}")
-            return Ruling("auditor", blamed.of("auditor"))
+            return Ruling("auditor", fault.of("auditor"))
         self.outcome = "both_acceptable"
         what = "both states" if len(self.seats) > 1 else "the trainer's state"
         return Ruling("none", f"step {step}: honest arithmetic can give {what}")
