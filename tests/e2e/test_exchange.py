@@ -52,7 +52,7 @@ from tallystick.store.docket import POLL_SECONDS
 from tallystick.store.files import RunDirectory, write_pieces
 from tallystick.store.keys import write_key
 from tallystick.store.mailbox import Mailbox, answer_name, objection_of, question_name
-from tallystick.testing.cheats import CHEATS, tampered
+from tallystick.testing.cheats import CHEATS, record_turned, tampered
 from tallystick.testing.commands import start_command
 
 AT = 3
@@ -177,6 +177,37 @@ def test_a_dispute_by_files_ends_as_in_one_process_and_survives_restarts(court: 
     assert outcomes == ["passed"] * 4 + ["needs the job", "passed"]
     # Once more, the referee having forgotten that it had ruled: it says the same.
     assert court.rule()[1]["reason"] == said["reason"]
+
+
+@pytest.mark.slow
+def test_a_dispute_by_files_goes_on_behind_a_step_that_convicts_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, settings = tmp_path / "runs", {"width": "8", "batch": "16"}
+    runs.mkdir()
+    run, claim, source = (
+        RunDirectory(runs / "trainer-run"),
+        RunDirectory(runs / "auditor-run"),
+        find_source("digits"),
+    )
+    order = Order(source, settings, find_policy("fp32"), steps=16, checkpoint_every=4)
+    record_turned(order, run, [3], 4, keeps_entry=False)
+    write_claim(run, source, claim)
+    for party, key in {**KEYS, "referee": REFEREE}.items():
+        write_key(runs / f"{party}.key", key)
+    (runs / "program.py").write_text("from tallystick.jobs.digits import build\n\n__all__ = ['build']\n")
+    court = Court(runs, tmp_path, capsys)
+    court.open("--level", "steps")
+    code, said = court.rule()
+    while code == 5:
+        for party in said["awaited"]:
+            assert court.answer(party)[0] == 0
+        code, said = court.rule()
+    assert (code, said["loser"], said["step"], said["outcome"]) == (1, "trainer", 4, "fault")
+    verdict = parse_verdict((court.docket / "verdict.json").read_bytes())
+    ours, theirs = run.load_transcript(), claim.load_transcript()
+    rests_on = verify_verdict(verdict, ours.statement(), theirs.statement(), ours.specification)
+    assert "the trainer's own steps" in rests_on
 
 
 def test_a_party_signs_again_what_it_signed_or_nothing(

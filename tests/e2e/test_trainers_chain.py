@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import tallystick.execution.rounding.context as recording
 from tallystick.commit.encoding import hex_float
@@ -22,11 +21,9 @@ from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.execution.step import StepOutcome, batch_digest
-from tallystick.numerics.grid_table import GridTable, SiteGrid
-from tallystick.numerics.log import Kind, SparseEntries
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
-from tallystick.numerics.rounded_sites import NO_KEY, Key
-from tallystick.numerics.rounding import find_candidates
 from tallystick.roles import log_judge, panel
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.auditor import audit
@@ -41,65 +38,22 @@ from tallystick.roles.replay import open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import forge, forge_state, honest_defence, tampered
+from tallystick.testing.cheats import forge, forge_state, honest_defence, record_turned, tampered
 
 DRAWING = Path(__file__).parent / "honest_jobs" / "drawing.py"
+SETTINGS = {"width": "8", "batch": "16"}
 EVERY = 4  # steps of a segment
 ENDS = 3  # the step that parts the runs: the last of its segment, so that its state is committed to
-
-
-class OtherWay:
-    """Rounds one gradient element of some steps to its other acceptable value; the log says so, or nothing of it."""
-
-    def __init__(self, steps: Sequence[int], *, keeps_entry: bool) -> None:
-        self.keeps_entry, self.step, self.left = keeps_entry, -1, set(steps)
-        self.own = recording.round_recorded
-
-    def __call__(
-        self, x: Tensor, grid: SiteGrid, *, out: Tensor, old: Tensor | None = None, key: Key = NO_KEY, name: str = "tensor"
-    ) -> SparseEntries:  # fmt: skip
-        before = x.clone()
-        entries = self.own(x, grid, out=out, old=old, key=key, name=name)
-        if self.step not in self.left or "gradient" not in name:
-            return entries
-        near = find_candidates(before, grid, key=key)
-        both = np.isin(near.index, entries.indexes)
-        if not both.any():
-            return entries
-        at = int(np.flatnonzero(both)[0])
-        flat, index = out.view(-1), int(near.index[at])
-        flat[index] = float(near.upper[at] if float(flat[index]) == near.lower[at] else near.lower[at])
-        self.left.remove(self.step)
-        if self.keeps_entry:
-            return entries
-        kept = entries.indexes != index
-        return SparseEntries.ascending(entries.n, 1, entries.indexes[kept], entries.symbols[kept])
 
 
 def cheated(
     place: Path, false_from: int, *, keeps_entry: bool, turned: Sequence[int] = (ENDS,)
 ) -> tuple[JobSource, RunDirectory]:
     """A run in which one element of some steps goes the other way, and all labels from ``false_from`` on are others."""
-    source, run = find_source("digits"), RunDirectory(place / "run")
-    turning = OtherWay(turned, keeps_entry=keeps_entry)
-    settings = {"width": "8", "batch": "16"}
-    order = Order(source, settings, find_policy("fp32"), steps=16, checkpoint_every=EVERY)
-    honest = source.build(settings, order.seed)
-
-    def other(job: Job) -> None:
-        def batch(step: int) -> Batch:
-            turning.step = step
-            x, y = honest.batch(step)
-            return x, (y + 1) % 10 if step >= false_from else y
-
-        job.batch = batch
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recording, "round_recorded", turning)
-        record(tampered(order, other), run)
-    assert not turning.left
-    forge(run, lambda each: replace(each, batch=batch_digest(honest.batch(each.step))))
-    return source, run
+    run = RunDirectory(place / "run")
+    order = Order(find_source("digits"), SETTINGS, find_policy("fp32"), steps=16, checkpoint_every=EVERY)
+    record_turned(order, run, turned, false_from, keeps_entry=keeps_entry)
+    return order.source, run
 
 
 def disputed(source: JobSource, run: RunDirectory, claim: RunDirectory) -> DisputeResult:

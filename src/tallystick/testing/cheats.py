@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -22,8 +22,13 @@ from torch import Tensor
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.execution.job import Batch, Job, JobSource, find_source
+from tallystick.execution.rounding import context
 from tallystick.execution.step import batch_digest
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import SparseEntries
 from tallystick.numerics.policy import find_policy
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import find_candidates
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import Defence
 from tallystick.roles.trainer import Order, record
@@ -398,3 +403,62 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     raise SystemExit(main())
+
+
+class OtherWay:
+    """Rounds one gradient element of some steps to its other acceptable value; the log says so, or nothing of it."""
+
+    def __init__(self, steps: Sequence[int], *, keeps_entry: bool) -> None:
+        self.keeps_entry, self.step, self.left = keeps_entry, -1, set(steps)
+        self.own = context.round_recorded
+
+    def __call__(
+        self, x: Tensor, grid: SiteGrid, *, out: Tensor, old: Tensor | None = None, key: Key = NO_KEY, name: str = "tensor"
+    ) -> SparseEntries:  # fmt: skip
+        """Round as a recorder does (``round_recorded``), and turn the first element with an entry."""
+        before = x.clone()
+        entries = self.own(x, grid, out=out, old=old, key=key, name=name)
+        if self.step not in self.left or "gradient" not in name:
+            return entries
+        near = find_candidates(before, grid, key=key)
+        both = np.isin(near.index, entries.indexes)
+        if not both.any():
+            return entries
+        at = int(np.flatnonzero(both)[0])
+        flat, index = out.view(-1), int(near.index[at])
+        flat[index] = float(near.upper[at] if float(flat[index]) == near.lower[at] else near.lower[at])
+        self.left.remove(self.step)
+        if self.keeps_entry:
+            return entries
+        kept = entries.indexes != index
+        return SparseEntries.ascending(entries.n, 1, entries.indexes[kept], entries.symbols[kept])
+
+
+def record_turned(
+    order: Order, run: RunDirectory, turned: Sequence[int], false_from: int, *, keeps_entry: bool
+) -> None:
+    """Record a run of ``digits`` in which an element of the steps ``turned`` goes its other way.
+
+    All labels from step ``false_from`` on are others, under the honest digests.
+    """
+    honest, turning = (
+        order.source.build(order.settings, order.seed),
+        OtherWay(turned, keeps_entry=keeps_entry),
+    )
+
+    def other(job: Job) -> None:
+        def batch(step: int) -> Batch:
+            turning.step = step
+            x, y = honest.batch(step)
+            return x, (y + 1) % 10 if step >= false_from else y
+
+        job.batch = batch
+
+    context.round_recorded = turning
+    try:
+        record(tampered(order, other), run)
+    finally:
+        context.round_recorded = turning.own
+    if turning.left:
+        raise AssertionError(f"no element of steps {sorted(turning.left)} lies near a boundary")
+    forge(run, lambda each: replace(each, batch=batch_digest(honest.batch(each.step))))
