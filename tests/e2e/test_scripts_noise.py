@@ -70,7 +70,9 @@ def audited(path: Path, script: Path, capsys: pytest.CaptureFixture[str]) -> tup
     return code, {"verdict": report["verdict"], **{k: str(v) for k, v in (report["first"] or {}).items()}}
 
 
-@pytest.mark.parametrize(("forged", "every"), [(False, 6), (True, 6), (True, 1000)])
+@pytest.mark.parametrize(
+    ("forged", "every"), [(False, 6), pytest.param(True, 6, marks=pytest.mark.slow), (True, 1000)]
+)
 def test_noise_that_bands_of_another_batch_do_not_cover_accuses_nobody(
     forged: bool, every: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,7 +271,7 @@ def test_a_script_that_closes_its_streams_is_recorded_and_given_a_verdict(
         assert "match" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("is_beside", [False, True])
+@pytest.mark.parametrize("is_beside", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_script_that_makes_its_folder_is_asked_again_where_that_is_not_there(
     is_beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,6 +308,9 @@ def test_a_folder_is_mirrored_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
             "data", "data/a.csv", "data/deep", "data/deep/b.csv", "link", "run", "train.py",
         ]  # fmt: skip
         assert (folder / "run" / "1").read_text() == "run/1"
+        assert (
+            folder / "train.py"
+        ).resolve() == folder.resolve() / "train.py"  # what lies beside it lies here
         assert command == ["python", str(folder / "train.py"), "--data", "data"]
         (folder / "data" / "deep" / "new").write_text("gone in the end")
     assert not folder.exists() and not (work / "data" / "deep" / "new").exists()
@@ -343,7 +348,9 @@ for i in range(0, 36, 4):
 """
 
 
-@pytest.mark.parametrize(("loss", "gradient"), [("weight", "1.0"), ("1.0", "weight")])
+@pytest.mark.parametrize(
+    ("loss", "gradient"), [("weight", "1.0"), pytest.param("1.0", "weight", marks=pytest.mark.slow)]
+)
 def test_a_number_made_between_steps_that_weighs_a_step_accuses_nobody_under_another_arithmetic(
     loss: str, gradient: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,7 +366,10 @@ def test_a_number_made_between_steps_that_weighs_a_step_accuses_nobody_under_ano
         assert report["first"]["own"].endswith("it depends on the arithmetic")
 
 
-@pytest.mark.parametrize(("part", "verdict"), [("LOSS", "mismatch"), ("GRADIENT", "log_violation")])
+@pytest.mark.parametrize(
+    ("part", "verdict"),
+    [pytest.param("LOSS", "mismatch", marks=pytest.mark.slow), ("GRADIENT", "log_violation")],
+)
 def test_a_step_that_was_weighed_otherwise_is_held_against_its_trainer(
     part: str, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -409,18 +409,18 @@ def test_a_committed_state_is_what_its_record_says(tmp_path: Path) -> None:
 class ClaimingSeat:
     """A trainer's seat with the states that it is given."""
 
-    def __init__(self, run: RunDirectory, states: Sequence[HeldState]) -> None:
-        self.run, self.states = run, states
+    def __init__(self, run: RunDirectory, states: Sequence[HeldState], *, opens_all: bool = True) -> None:
+        self.run, self.states, self.opens_all = run, states, opens_all
         self.transcript = run.load_transcript()
 
     def witness_at(self, index: int, names: Sequence[str] | None = None) -> HeldState | None:
         """Return one of the states."""
         del names
-        return self.states[index]
+        return self.states[index] if self.opens_all or index % EVERY == 0 else None
 
     def commitment_at(self, index: int) -> bytes:
-        """Return the root of one of the states."""
-        return self.states[index].root
+        """Return the root of one of the states, or what no state has."""
+        return self.states[index].root if self.opens_all or index % EVERY == 0 else b"\xaa" * 32
 
     def find_unopened_checkpoint(self, index: int) -> str | None:
         """Return nothing: all of them are opened."""
@@ -445,9 +445,12 @@ def moved(state: HeldState) -> HeldState:
 
 
 def test_a_state_within_a_segment_that_its_record_does_not_speak_of_is_judged_where_it_is_claimed(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record's fingerprints and the log are honest; from step 5 on the trainer claims other states, the committed one too."""
+    """The record's fingerprints and the log are honest; from step 5 on the trainer claims other states, the committed one too.
+
+    And where it opens none of them, and its log leads to the committed ones, a false loss is judged from what that leads to.
+    """
     source, run = find_source("digits"), RunDirectory(tmp_path / "run")
     settings = {"width": "8", "batch": "16"}
     record(Order(source, settings, find_policy("fp32"), steps=8, checkpoint_every=EVERY), run)
@@ -460,6 +463,19 @@ def test_a_state_within_a_segment_that_its_record_does_not_speak_of_is_judged_wh
         replay.follow(transcript.record(step), run.load_frames(transcript, step, step + 1)[step])
         states.append(hold(copied_state(replay.session).values()))
     honest, false = states, [*states[:5], *(moved(state) for state in states[5:])]
+    ours = replace(transcript, records=tuple(
+        replace(each, loss="0x1.0000000000000p+0") if each.step == 6 else each for each in transcript.records
+    ))  # fmt: skip
+    unopened = ClaimingSeat(run, honest, opens_all=False)
+    judge = ChainJudge(
+        ours, transcript, replay, unopened, Panel(run.path, run.path, source, Ledger()), answers_itself=False
+    )
+    monkeypatch.setattr(panel, "find_dissent", lambda *_: None)
+    finding = judge.find_fault(None)
+    assert finding is not None
+    assert (finding.ruling.loser, finding.step) == ("trainer", 6), finding.ruling.reason
+    monkeypatch.undo()
+
     forged = false[8].root.hex()
 
     for claimed, steps in ((honest, None), (false, 4)):

@@ -128,7 +128,9 @@ class StepJudge:
         start = step - step % self.transcript.specification.checkpoint_every
         claims = {seat.commitment_at(step) for seat in self.seats.values()} if step > start else set[bytes]()
         if step == start or len(claims) == 1:
-            return self.opened(step, self.seats["trainer"].commitment_at(step))
+            opened = self.opened(step, self.seats["trainer"].commitment_at(step))
+            if step == start or opened is not None:
+                return opened
         state = self.opened(start, self.seats["trainer"].commitment_at(start))
         if state is None:
             return None
@@ -140,7 +142,9 @@ class StepJudge:
         """Return the state before ``step``, repeated from that after ``start`` steps; None if the log does not lead there.
 
         Nor if it leads elsewhere than the auditor's records say: both parties may have rounded an element as the judge does not.
+        The trainer's, where it alone is judged.
         """
+        records = self.auditors_transcript if "auditor" in self.seats else self.transcript
         session, seat = self.replay.session, self.seats["trainer"]
         try:
             frames = {each: seat.frame(each) for each in range(start, step)}
@@ -153,7 +157,7 @@ class StepJudge:
             load_state(session, state.entries)
             for each, frame in frames.items():
                 outcome, _ = self.replay.follow(self.transcript.record(each), frame)
-                if f"{outcome.fingerprint:016x}" != self.auditors_transcript.record(each).fingerprint:
+                if f"{outcome.fingerprint:016x}" != records.record(each).fingerprint:
                     return None
         except (InvalidInput, Mismatch, Nondeterminism):
             return None

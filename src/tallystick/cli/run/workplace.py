@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from tallystick.store.files import RunDirectory
 from tallystick.store.regular import read_regular
 
 MOST_MADE, MADE_LIMIT = 1_000, 1 << 20  # names of files that a script made, and bytes of them
+LARGEST_COPY = 1 << 20  # bytes of a source
 MOST_ENTRIES = 10_000  # of a folder and below that are looked at; what lies deeper is taken as a whole
 
 
@@ -47,7 +49,10 @@ class FolderListing:
         return made
 
     def mirror(self, place: Path, without: Collection[str] = ()) -> None:
-        """Make of an empty folder what this one was, by links to its files; ``without`` some, and what lies in them."""
+        """Make of an empty folder what this one was, by links to its files; ``without`` some, and what lies in them.
+
+        Sources are copies: what one of them finds from where it lies (``Path(__file__).resolve()``) is to be found here.
+        """
         left_out = set(without)
         for name in sorted(self.names, key=lambda each: each.split("/")):
             source = self.path / name
@@ -55,6 +60,8 @@ class FolderListing:
                 left_out.add(name)
             elif name in self.opened:
                 (place / name).mkdir()
+            elif name.endswith(".py") and source.is_file() and source.stat().st_size <= LARGEST_COPY:
+                shutil.copy(source, place / name)
             elif os.path.lexists(source):
                 (place / name).symlink_to(source)
 
