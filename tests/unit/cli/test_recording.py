@@ -247,9 +247,9 @@ def test_a_defect_in_the_job_is_no_verdict(tally, job: Path, tmp_path: Path) -> 
     )
     broken.write_text(text + rate)
     answer = record(tally, broken, tmp_path / "third", "--json")
-    assert answer.code == 70
-    assert json.loads(answer.out) == {
-        "error": "ZeroDivisionError: integer division or modulo by zero",
-        "kind": "Defect",
-    }
-    assert "Traceback" in answer.err
+    assert answer.code == 2
+    wanted = (
+        "job: step 0: the optimizer or scheduler raised ZeroDivisionError: integer division or modulo by zero"
+    )
+    assert json.loads(answer.out) == {"error": wanted, "kind": "JobFailed"}
+    assert "Traceback" not in answer.err
