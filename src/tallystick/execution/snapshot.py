@@ -179,9 +179,14 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
         )
     if session.scheduler is not None:
         stated = _untagged(scheduler.get("state"), "scheduler")
-        if not _fits(session.scheduler.state_dict(), stated):
+        if not _fits(session.first_schedule, stated):
             raise InvalidInput("state: the scheduler's values are not those of the job's scheduler")
-        session.scheduler.load_state_dict(stated)
+        try:
+            session.scheduler.load_state_dict(stated)
+        except Exception as problem:  # whatever torch or a job's own scheduler makes of what somebody stated
+            raise InvalidInput(
+                f"state: the job's scheduler does not take what is stated: {type(problem).__name__}"
+            ) from problem
     if left:
         raise InvalidInput(f"state: entry {sorted(left)[0]} belongs to nothing in the job")
 
@@ -212,7 +217,7 @@ def _load_optimizer(session: Session, document: dict[str, Any]) -> None:
         ]:
             raise InvalidInput(f"state: optimizer group {index} holds other parameters than the job's")
         values = _untagged(stated.get("values"), f"optimizer group {index}")
-        if not _fits({key: value for key, value in group.items() if key != "params"}, values):
+        if not _fits(session.first_groups[index], values):
             raise InvalidInput(f"state: optimizer group {index} has other settings than the job's")
         group.update(values)
     plain = document.get("plain")

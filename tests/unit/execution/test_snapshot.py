@@ -16,9 +16,16 @@ from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput
 from tallystick.execution.job import Job
 from tallystick.execution.session.session import Session
-from tallystick.execution.snapshot import load_state, state_documents, state_entries, state_tensors
+from tallystick.execution.snapshot import (
+    copied_state,
+    load_state,
+    state_documents,
+    state_entries,
+    state_tensors,
+)
 from tallystick.execution.step import batch_bytes, batch_digest, run_step
-from tallystick.numerics.policy import POLICIES
+from tallystick.numerics.policy import POLICIES, find_policy
+from tallystick.roles.trainer import open_session
 
 PAGE = Path(__file__).parents[3] / "spec" / "transcript.md"
 BOTH = pytest.mark.parametrize("policy", ["fp64", "fp32"])
@@ -406,3 +413,27 @@ def test_the_page_shows_the_documents_of_an_optimizer_and_a_scheduler(open_job: 
         found["document/optimizer"], found["document/scheduler"],
     ]  # fmt: skip
     assert found["document/cursor"] == b'{"step":0}'
+
+
+def test_what_a_stated_state_left_behind_makes_no_other_state_unfit() -> None:
+    """A number where the job has none, or what its scheduler cannot take: the job's own state fits all the same afterwards."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    job = Job(
+        model, optimizer, lambda step: torch.ones(1, 2), lambda net, x: net(x).sum(), 2, scheduler=scheduler
+    )
+    session = open_session(job, find_policy("fp32"), 0)
+    own = copied_state(session)
+
+    def stated(name: str, old: bytes, new: bytes) -> dict[str, Entry]:
+        data = bytes(own[name].data).replace(old, new)
+        assert data != bytes(own[name].data)
+        return {**own, name: Entry(name, "U8", (len(data),), data)}
+
+    load_state(session, stated("document/optimizer", b'["fused",null]', b'["fused",7]'))
+    load_state(session, own)
+    with pytest.raises(InvalidInput, match="the job's scheduler does not take what is stated: TypeError"):
+        load_state(session, stated("document/scheduler", b'["lr_lambdas",[null]]', b'["lr_lambdas",[7]]'))
+    load_state(session, own)
+    session.close()

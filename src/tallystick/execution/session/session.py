@@ -71,6 +71,7 @@ class Session:
 
     Attributes:
         arithmetic: how its passes compute.
+        first_groups, first_schedule: settings of the optimizer's groups, and the scheduler's state, as the job made them.
         step: the number of the next step, or of the one that is open.
         table: the grids before it.
         base: the grids of the last calibration.
@@ -101,6 +102,11 @@ class Session:
         self.extra = dict(extra or {})
         self.seed, self.rank, self.follows_up, self.keeps_gradients = seed, rank, follows_up, keeps_gradients
         self.arithmetic = Arithmetic.of(policy, smooth=smooth, jitter=jitter)
+        self.first_groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        self.first_schedule: dict[str, Any] = {} if scheduler is None else dict(scheduler.state_dict())
         self.step = 0
         self.table = GridTable()
         self.base = GridTable()
