@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -254,6 +255,26 @@ def test_a_script_that_leaves_at_once_is_given_a_verdict_all_the_same(
     forge(run, lambda each: replace(each, loss=(1.0).hex()))
     assert main(command) in (1, 3)
     assert json.loads(capsys.readouterr().out)["verdict"] in ("mismatch", "cannot_reproduce")
+
+
+@pytest.mark.parametrize("call", ["os.execv('/bin/true', ['true'])", "os.execlp('true', 'true')"])
+def test_a_script_that_replaces_its_process_ends_with_no_exit_code_of_a_match(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A child that it forks or spawns is replaced as ever."""
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    child = "import os, posix\nassert os.spawnv(os.P_WAIT, '/bin/true', ['true']) == 0\n"
+    script.write_text(AT_ITS_OPTIMUM + child + f"if 'REPLACED' in os.environ:\n    {call}\n")
+    program = ["--", "python", str(script)]
+    functions = os.execv, os.execve, os._exit
+    assert main(["record", "--policy", "fp32", "--run", str(run), *program]) == 0
+    monkeypatch.setenv("REPLACED", "1")
+    other = ["record", "--policy", "fp32", "--run", str(tmp_path / "other"), *program]
+    for command in (other, ["audit", str(run), *program]):
+        capsys.readouterr()
+        assert main(command) not in (0, 1)
+        assert "would replace its process" in capsys.readouterr().err
+    assert functions == (os.execv, os.execve, os._exit)
 
 
 def test_a_script_that_closes_its_streams_is_recorded_and_given_a_verdict(

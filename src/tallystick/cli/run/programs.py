@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import posix
 import sys
 import tempfile
 import traceback
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -190,19 +192,35 @@ def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> A
 
 @contextmanager
 def _told_of_its_end() -> Generator[None]:
-    """Inside, ``os._exit`` in this process is ``sys.exit``: no exit code comes without a verdict. In its children it stays."""
-    leave, process = os._exit, os.getpid()
+    """Inside, no exit code comes of this process without a verdict; its children leave and are replaced as ever.
+
+    ``os._exit`` is ``sys.exit`` here, and what replaces the process (``os.exec*``) fails.
+    """
+    names, process = ("_exit", "execv", "execve"), os.getpid()
+    before = {(module, name): getattr(module, name) for module in (os, posix) for name in names}
+    leave, replacing = os._exit, {"execv": os.execv, "execve": os.execve}
 
     def told(status: int) -> NoReturn:
         if os.getpid() != process:
             leave(status)
         raise SystemExit(status)
 
-    os._exit = told
+    def refused(name: str, *given: Any, **named: Any) -> NoReturn:
+        if os.getpid() != process:
+            replacing[name](*given, **named)
+        raise JobFailed(
+            f"the program would replace its process by another program (os.{name}), and nothing could be said of it: "
+            "start it as what it would become, or let it leave that out"
+        )
+
+    instead = {"_exit": told, **{name: partial(refused, name) for name in replacing}}
+    for module, name in before:  # os.execl, os.execvp and the like call these
+        setattr(module, name, instead[name])
     try:
         yield
     finally:
-        os._exit = leave
+        for (module, name), function in before.items():
+            setattr(module, name, function)
 
 
 @contextmanager
