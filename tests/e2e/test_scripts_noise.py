@@ -292,6 +292,36 @@ def test_a_script_that_closes_its_streams_is_recorded_and_given_a_verdict(
         assert "match" in capsys.readouterr().out
 
 
+def record_a_lie(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record a script in a folder, forge the rate of its step 3, and return the command that audits it there.
+
+    Of other arithmetics only noise is asked.
+    """
+    monkeypatch.setattr(panel, "panel_profiles", lambda: ())
+    (folder / "train.py").write_text(text)
+    monkeypatch.chdir(folder)
+    program, other = ["--", "python", "train.py"], (0.5).hex()
+    assert main(["record", "--policy", "fp32", "--run", "run", *program]) == 0
+    forge(
+        RunDirectory(folder / "run"),
+        lambda each: replace(each, schedule=((0, "lr", other),)) if each.step == 3 else each,
+    )
+    return ["audit", "run", "--json", *program]
+
+
+def test_a_script_that_runs_what_prints_is_accused_of_its_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its answer under each arithmetic is not looked for among what is printed."""
+    command = record_a_lie(tmp_path, "import os\nos.system('echo version 1')\n" + AT_ITS_OPTIMUM, monkeypatch)
+    capfd.readouterr()
+    code = main(command)
+    printed = capfd.readouterr()
+    report = json.loads(printed.out)
+    assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 3), report["first"]
+    assert printed.err.count("version 1") > 1
+
+
 @pytest.mark.parametrize("is_beside", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_script_that_makes_its_folder_is_asked_again_where_that_is_not_there(
     is_beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -58,25 +58,19 @@ def rerun_under(profile: Profile, arguments: Sequence[str]) -> int | None:
 
 
 def run_child(
-    arguments: Sequence[str],
-    profile: Profile,
-    environment: Mapping[str, str] | None = None,
-    folder: Path | None = None,
+    arguments: Sequence[str], profile: Profile, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return the JSON answer of a tally command that runs in a process of its own under ``profile``.
 
-    ``environment`` holds further variables; it runs in ``folder``, or here. What it says to people passes through. An audit's
-    verdict is an answer, whatever its exit code.
+    ``environment`` holds further variables. What it says to people passes through. An audit's verdict is an answer, whatever its
+    exit code.
 
     Raises:
         TallyError: it gave no answer; the message has its own words.
     """
-    chosen = {name for variables in INSTRUCTION_SETS.values() for name in variables}
-    inherited = {name: value for name, value in os.environ.items() if name not in chosen}
     child = subprocess.run(
         python("-m", "tallystick", *arguments, *(() if "--json" in arguments else ("--json",))),
-        cwd=folder,
-        env={**inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment(), **(environment or {})},
+        env=_variables(profile, environment or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -92,6 +86,38 @@ def run_child(
         said = answer.get("error") if isinstance(answer, dict) else answer
         raise TallyError(f"tally {' '.join(arguments[:3])}: {said}")
     return answer
+
+
+def run_aside(
+    arguments: Sequence[str], profile: Profile, environment: Mapping[str, str], folder: Path
+) -> int:
+    """Return the exit code of a tally command in ``folder``, under ``profile``, whose program may print what it likes.
+
+    All that is printed, by programs that it starts too, goes to standard error.
+
+    Raises:
+        TallyError: it could not be started.
+    """
+    try:
+        child = subprocess.run(
+            python("-m", "tallystick", *arguments),
+            cwd=folder,
+            env=_variables(profile, environment),
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            check=False,
+        )
+    except OSError as problem:  # standard error has been closed, say
+        raise TallyError(f"cannot be started: {problem}") from problem
+    if child.returncode == 130:
+        raise KeyboardInterrupt
+    return child.returncode
+
+
+def _variables(profile: Profile, more: Mapping[str, str]) -> dict[str, str]:
+    chosen = {name for variables in INSTRUCTION_SETS.values() for name in variables}
+    inherited = {name: value for name, value in os.environ.items() if name not in chosen}
+    return {**inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment(), **more}
 
 
 def interrupt_once() -> None:

@@ -277,12 +277,17 @@ def _audit_program(
     except KeyboardInterrupt:
         say(f"interrupted after {display.steps} steps: no verdict; {directory.path} is as it was")
         return 130
+    except TallyError as problem:
+        if told is not None:
+            Path(told).write_text(json.dumps(str(problem)))
+        raise
     assert isinstance(report, AuditReport)
     if told is not None:
         courses = [
             ProgramCourse.of(each, moved[-1].get(each.start, {})).document() for each in report.segments
         ]
         Path(told).write_text(json.dumps(courses))
+        return 0  # who asked says what comes of it
     return _conclude(report, wanted, directory, time.perf_counter() - started, None, as_json=as_json)
 
 

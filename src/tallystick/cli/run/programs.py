@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tallystick.cli.profiles import run_child
+from tallystick.cli.profiles import run_aside
 from tallystick.cli.run.workplace import Workplace
 from tallystick.cli.terminal import say
 from tallystick.errors import InvalidInput, JobFailed, TallyError
@@ -142,17 +142,23 @@ class OtherArithmetics:
         say(
             f"what the program computes differs: it is run again under {profile}{without}, before anybody is accused"
         )
-        options = ("audit", str(self.run), "--steps", f"0:{end}", "--profile", str(profile), "--json", "--")
+        options = ("audit", str(self.run), "--steps", f"0:{end}", "--profile", str(profile), "--")
         with self.place.anew(self._without) as (folder, command), tempfile.TemporaryDirectory() as held:
             told = Path(held, "courses.json")
-            run_child((*options, *command), profile, {ALONE: str(told)}, folder)
-            return [ProgramCourse.parse(each) for each in json.loads(told.read_text())]
+            code = run_aside((*options, *command), profile, {ALONE: str(told)}, folder)
+            try:
+                answer = json.loads(told.read_text())
+            except (OSError, ValueError) as problem:
+                raise TallyError(f"it ended with exit code {code}") from problem
+            if isinstance(answer, str):
+                raise TallyError(answer)
+            return [ProgramCourse.parse(each) for each in answer]
 
 
 def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> Attached:
     """Run a program to its end as ``__main__``, and return what it attached, which has ended too.
 
-    ``quiet`` sends what it prints to standard error.
+    ``quiet`` sends what it prints to standard error, and what programs print that it starts.
 
     Raises:
         InvalidInput: it is no Python program, or it attached nothing.
@@ -172,7 +178,7 @@ def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> A
             wanting(wanted),
             journal_of_its_own(),
             _streams_kept(),
-            redirect_stdout(sys.stderr) if quiet else nullcontext(),
+            _printed_aside() if quiet else nullcontext(),
         ):
             _run(name, main, code)
             if wanted.attached is None:
@@ -221,6 +227,24 @@ def _told_of_its_end() -> Generator[None]:
     finally:
         for (module, name), function in before.items():
             setattr(module, name, function)
+
+
+@contextmanager
+def _printed_aside() -> Generator[None]:
+    """Inside, what is printed goes to standard error, by file descriptor too."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # one of them is closed
+        kept = None
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 @contextmanager
