@@ -372,6 +372,31 @@ def test_a_folder_is_mirrored_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
         assert (folder, command) == (work, ["python", "train.py"])
 
 
+def test_what_a_copy_links_to_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may make its folder read-only: removing the copy must not make what lies behind its links writable."""
+    (work := tmp_path / "work").mkdir()
+    (work / "kept").write_text("mine")
+    (work / "kept").chmod(0o400)
+    (work / "train.py").write_text("")
+    monkeypatch.chdir(work)
+    changed: list[object] = []
+    monkeypatch.setattr(os, "chmod", lambda path, *_, **__: changed.append(path))
+    removed = os.unlink
+
+    def refused(path: str, *, dir_fd: int | None = None) -> None:
+        if Path(path).name == "kept":
+            raise PermissionError(path)
+        removed(path, dir_fd=dir_fd)
+
+    with Workplace.of(["python", "train.py"]).anew() as (folder, _):
+        assert (folder / "kept").is_symlink()
+        changed.clear()  # of the copies
+        monkeypatch.setattr(os, "unlink", refused)
+    assert changed == []
+    monkeypatch.undo()
+    assert (work / "kept").stat().st_mode & 0o777 == 0o400
+
+
 CHAOTIC = """
 import torch
 from torch import nn

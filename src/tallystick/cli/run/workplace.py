@@ -66,6 +66,16 @@ class FolderListing:
                 (place / name).symlink_to(source)
 
 
+@contextmanager
+def _scratch() -> Generator[Path]:
+    """Give a new folder, gone in the end; links in it are removed as links, and no mode of what they lead to is changed."""
+    place = Path(tempfile.mkdtemp(prefix="tally-"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)  # tempfile's own way follows links to make them removable
+
+
 def list_folder(path: Path, besides: Sequence[Path] = ()) -> FolderListing:
     """Return what lies in a folder, shallow first, without looking into links and the folders ``besides``."""
     names, opened = set[str](), list[str]()
@@ -128,7 +138,7 @@ class Workplace:
         What is written there is gone in the end, but for what is written into files that were there before.
         """
         command = list(self.command)
-        with tempfile.TemporaryDirectory(prefix="tally-", ignore_cleanup_errors=True) as place:
+        with _scratch() as place:
             places = [Path(place, str(number)) for number in range(len(self.folders))]
             for folder, listing in zip(places, self.folders, strict=True):
                 folder.mkdir()
