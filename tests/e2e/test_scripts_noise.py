@@ -322,6 +322,40 @@ def test_a_script_that_runs_what_prints_is_accused_of_its_lie(
     assert printed.err.count("version 1") > 1
 
 
+READS_ABOVE = "import os\nfrom pathlib import Path\nassert Path('../data').read_text() == '1'\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("", None),
+        ("Path(str(os.getpid())).touch()\nassert len(list(Path().glob('[0-9]*'))) < 3\n", "gave no"),
+    ],
+)
+def test_a_script_that_reads_above_its_folder_is_asked_again_in_the_folder_itself(
+    lines: str,
+    said: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where it cannot run a second time, nobody is accused."""
+    (tmp_path / "data").write_text("1")
+    (work := tmp_path / "work").mkdir()
+    command = record_a_lie(work, READS_ABOVE + lines + AT_ITS_OPTIMUM, monkeypatch)
+    for each in (*work.glob("[0-9]*"), work / "run" / "made-files.json"):
+        each.unlink(missing_ok=True)
+    (work / "0").touch()
+    capsys.readouterr()
+    code = main(command)
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    assert "it is run in the folder" in printed.err
+    expected = (1, "mismatch") if said is None else (3, "cannot_reproduce")
+    assert (code, report["verdict"], report["first"]["step"]) == (*expected, 3), report["first"]
+    assert said is None or said in report["first"]["own"]
+
+
 @pytest.mark.parametrize("is_beside", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_script_that_makes_its_folder_is_asked_again_where_that_is_not_there(
     is_beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -85,6 +85,8 @@ class OtherArithmetics:
     made: Sequence[str] = ()  # while the run was recorded
     profile: Profile | None = None  # here
     _without: list[str] = field(default_factory=list[str])
+    _named: list[str] = field(default_factory=list[str])  # files without which the program gave no answer
+    _is_in_place: bool = False  # the copies of the folder are of no use
     _found: dict[str, list[ProgramCourse]] = field(default_factory=dict[str, "list[ProgramCourse]"])
 
     def doubts(self, own: ProgramCourse, end: int) -> Deviation | None:
@@ -111,6 +113,8 @@ class OtherArithmetics:
             except TallyError as problem:
                 said = f"{first.own[:20]} here; under {profile} the program gave no answer: {problem}"
                 return replace(first, kind="cannot_reproduce", own=said[:300])
+            if self._is_in_place and (said := self._said_of_a_second_time(own, end)):
+                return replace(first, kind="cannot_reproduce", own=said)
             if (doubt := find_doubt(own, others, is_whole=profile.jitter)) is not None:
                 return doubt
         return None
@@ -122,9 +126,19 @@ class OtherArithmetics:
         try:
             return self._course("here", self.profile, start, end)
         except TallyError:  # who names files that the script needs says nothing
-            self._without = []
+            self._without, self._named = [], names
             self._found["here"] = []
             return None
+
+    def _said_of_a_second_time(self, own: ProgramCourse, end: int) -> str:
+        """Return why runs in the folder itself say nothing, where this machine's own second one parts from the run elsewhere."""
+        assert self.profile is not None
+        try:
+            again = self._course("again", self.profile, own.start, end)
+        except TallyError as problem:
+            return f"run a second time in its folder, the program gave no answer: {problem}"[:300]
+        same = again.first == own.first
+        return "" if same else "run a second time in its folder, the program does something else"
 
     def _course(self, name: str, profile: Profile, start: int, end: int) -> ProgramCourse:
         if name not in self._found:
@@ -135,24 +149,42 @@ class OtherArithmetics:
         return found
 
     def _followed(self, profile: Profile, end: int) -> list[ProgramCourse]:
-        """Return what is not as stated in each segment up to ``end``."""
-        from tallystick.roles.courses import ProgramCourse
-
+        """Return what is not as stated in each segment up to ``end``: in a copy of the folder, or in itself."""
         without = f" without {', '.join(self._without)[:200]}" if self._without else ""
         say(
             f"what the program computes differs: it is run again under {profile}{without}, before anybody is accused"
         )
         options = ("audit", str(self.run), "--steps", f"0:{end}", "--profile", str(profile), "--")
-        with self.place.anew(self._without) as (folder, command), tempfile.TemporaryDirectory() as held:
+        if not self._is_in_place:
+            try:
+                with self.place.anew(self._without) as (folder, command):
+                    return self._told([*options, *command], profile, folder)
+            except TallyError as problem:
+                if self._without or self.profile is None:
+                    raise
+                if self._named:
+                    named = ", ".join(self._named)[:100]
+                    raise TallyError(f"{problem}; {named} was made when it was recorded") from problem
+                say(
+                    f"in a copy of its folder the program gave no answer ({problem}): it is run in the folder"
+                )
+            self._is_in_place = True
+        return self._told([*options, *self.place.command], profile, self.place.folders[0].path)
+
+    @staticmethod
+    def _told(arguments: list[str], profile: Profile, folder: Path) -> list[ProgramCourse]:
+        from tallystick.roles.courses import ProgramCourse
+
+        with tempfile.TemporaryDirectory() as held:
             told = Path(held, "courses.json")
-            code = run_aside((*options, *command), profile, {ALONE: str(told)}, folder)
+            code = run_aside(arguments, profile, {ALONE: str(told)}, folder)
             try:
                 answer = json.loads(told.read_text())
             except (OSError, ValueError) as problem:
                 raise TallyError(f"it ended with exit code {code}") from problem
-            if isinstance(answer, str):
-                raise TallyError(answer)
-            return [ProgramCourse.parse(each) for each in answer]
+        if isinstance(answer, str):
+            raise TallyError(answer)
+        return [ProgramCourse.parse(each) for each in answer]
 
 
 def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> Attached:
