@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from dataclasses import replace
@@ -354,6 +355,33 @@ def test_a_script_that_reads_above_its_folder_is_asked_again_in_the_folder_itsel
     expected = (1, "mismatch") if said is None else (3, "cannot_reproduce")
     assert (code, report["verdict"], report["first"]["step"]) == (*expected, 3), report["first"]
     assert said is None or said in report["first"]["own"]
+
+
+LOCK = """
+import fcntl, os
+class Lock:
+    def __init__(self):
+        self.descriptor = os.open(PLACE, os.O_CREAT | os.O_RDWR)
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+    def __del__(self):
+        os.close(self.descriptor)
+lock = Lock()
+"""
+
+
+def test_a_script_that_waits_for_what_its_first_run_holds_hangs_no_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = LOCK.replace("PLACE", repr(str(tmp_path / "lock")))
+    command = record_a_lie(tmp_path, lock + AT_ITS_OPTIMUM, monkeypatch)
+    gc.collect()  # the recording's lock
+    monkeypatch.setattr(programs, "LEAST_SECONDS", 4.0)
+    monkeypatch.setattr(programs, "TIMES", 0)
+    (tmp_path / "run" / "made-files.json").unlink(missing_ok=True)
+    capsys.readouterr()
+    assert main(command) == 3
+    first = json.loads(capsys.readouterr().out)["first"]
+    assert "gave no answer: it has not ended in 4 seconds" in first["own"]
 
 
 @pytest.mark.parametrize("is_beside", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -19,6 +19,10 @@ Child = Callable[[Sequence[str], Profile], dict[str, Any]]
 CHILD = "TALLYSTICK_PROFILE_CHILD"  # set in the child to the profile it was started for
 
 
+class OutOfTime(TallyError):
+    """A command in a process of its own did not end in its time."""
+
+
 def python(*arguments: str) -> list[str]:
     """Return the command that runs this interpreter without looking for modules in the working directory."""
     return [sys.executable, "-P", *arguments]
@@ -89,14 +93,14 @@ def run_child(
 
 
 def run_aside(
-    arguments: Sequence[str], profile: Profile, environment: Mapping[str, str], folder: Path
+    arguments: Sequence[str], profile: Profile, environment: Mapping[str, str], folder: Path, seconds: float
 ) -> int:
     """Return the exit code of a tally command in ``folder``, under ``profile``, whose program may print what it likes.
 
     All that is printed, by programs that it starts too, goes to standard error.
 
     Raises:
-        TallyError: it could not be started.
+        TallyError: it could not be started, or has not ended after so many ``seconds``, when it is killed.
     """
     try:
         child = subprocess.run(
@@ -106,7 +110,10 @@ def run_aside(
             stdin=subprocess.DEVNULL,
             stdout=2,
             check=False,
+            timeout=seconds,
         )
+    except subprocess.TimeoutExpired as problem:
+        raise OutOfTime(f"it has not ended in {seconds:.0f} seconds") from problem
     except OSError as problem:  # standard error has been closed, say
         raise TallyError(f"cannot be started: {problem}") from problem
     if child.returncode == 130:

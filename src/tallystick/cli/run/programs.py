@@ -8,6 +8,7 @@ import os
 import posix
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tallystick.cli.profiles import run_aside
+from tallystick.cli.profiles import OutOfTime, run_aside
 from tallystick.cli.run.workplace import Workplace
 from tallystick.cli.terminal import say
 from tallystick.errors import InvalidInput, JobFailed, TallyError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tallystick.roles.courses import ProgramCourse
 
 ALONE = "TALLYSTICK_ONE_ARITHMETIC"  # a file, for a process that is asked what a program comes to under another arithmetic
+LEAST_SECONDS, TIMES = 120.0, 10  # that a program is given to run again; and of what it took first
 INTERPRETER = "python"  # how the names of interpreters begin
 
 
@@ -84,6 +86,8 @@ class OtherArithmetics:
     run: Path
     made: Sequence[str] = ()  # while the run was recorded
     profile: Profile | None = None  # here
+    began: float = field(default_factory=time.monotonic)  # before the program runs
+    _seconds: float = 0.0  # for each time that it runs again
     _without: list[str] = field(default_factory=list[str])
     _named: list[str] = field(default_factory=list[str])  # files without which the program gave no answer
     _is_in_place: bool = False  # the copies of the folder are of no use
@@ -98,6 +102,9 @@ class OtherArithmetics:
         from tallystick.roles.courses import find_doubt
         from tallystick.roles.panel import panel_profiles
 
+        if not self._seconds:  # processors' seconds, too: one thread may have to do the work of all
+            took = max(time.monotonic() - self.began, time.process_time())
+            self._seconds = max(LEAST_SECONDS, TIMES * took)
         first = min(own.deviations, key=lambda each: each.step)
         if (there := sorted(self.place.names.intersection(self.made))) and self.profile is not None:
             anew = self._without_files(there, own.start, end)
@@ -160,7 +167,7 @@ class OtherArithmetics:
                 with self.place.anew(self._without) as (folder, command):
                     return self._told([*options, *command], profile, folder)
             except TallyError as problem:
-                if self._without or self.profile is None:
+                if self._without or self.profile is None or isinstance(problem, OutOfTime):
                     raise
                 if self._named:
                     named = ", ".join(self._named)[:100]
@@ -171,13 +178,12 @@ class OtherArithmetics:
             self._is_in_place = True
         return self._told([*options, *self.place.command], profile, self.place.folders[0].path)
 
-    @staticmethod
-    def _told(arguments: list[str], profile: Profile, folder: Path) -> list[ProgramCourse]:
+    def _told(self, arguments: list[str], profile: Profile, folder: Path) -> list[ProgramCourse]:
         from tallystick.roles.courses import ProgramCourse
 
         with tempfile.TemporaryDirectory() as held:
             told = Path(held, "courses.json")
-            code = run_aside(arguments, profile, {ALONE: str(told)}, folder)
+            code = run_aside(arguments, profile, {ALONE: str(told)}, folder, self._seconds)
             try:
                 answer = json.loads(told.read_text())
             except (OSError, ValueError) as problem:
