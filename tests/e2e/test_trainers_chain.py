@@ -189,7 +189,7 @@ def test_data_that_noise_explains_hide_no_grid_behind_them_that_the_policy_does_
         made = own(session, before)
         wide = {
             at: replace(grid, band=min(grid.band + 6, -1), floor=grid.floor + 6)
-            if at[0] == Kind.GRADIENT and not is_noise_only(grid) and grid.floor <= -6 and session.step >= EVERY else grid
+            if at[0] == Kind.GRADIENT and not is_noise_only(grid) and grid.floor <= -6 and session.step == 7 else grid
             for at, grid in made.table.sites.items()
         }  # fmt: skip
         made.table, made._grids = GridTable(wide), wide  # pyright: ignore[reportPrivateUsage]
@@ -207,7 +207,7 @@ def test_data_that_noise_explains_hide_no_grid_behind_them_that_the_policy_does_
             patch.setattr(Session, "recording_context", coarser)
         record(tampered(order, other), run)
     found = disputed(source, run, RunDirectory(tmp_path / "claim"))
-    expected = ("trainer", "fault", EVERY) if has_grids else ("none", "cannot_reproduce", 0)
+    expected = ("trainer", "fault", 7) if has_grids else ("none", "cannot_reproduce", 0)
     assert (found.loser, found.outcome, found.step) == expected, found.reason
 
 
