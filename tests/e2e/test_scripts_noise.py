@@ -432,6 +432,10 @@ def test_a_folder_is_mirrored_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("tallystick.cli.run.workplace.MOST_ENTRIES", 1)
     with Workplace.of(["python", "train.py"]).anew() as (folder, command):
         assert (folder, command) == (work, ["python", "train.py"])
+    monkeypatch.undo()
+    monkeypatch.setattr("shutil.copy", lambda *_: (work / "absent").read_bytes())
+    with pytest.raises(TallyError, match="no copy of the program's folder can be made"), place.anew():
+        pass
 
 
 def test_what_a_copy_links_to_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

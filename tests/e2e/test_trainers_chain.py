@@ -17,6 +17,7 @@ from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.dispute.terms import Ruling
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.execution.job import Batch, Job, JobSource, find_source
+from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state
@@ -325,6 +326,32 @@ def test_an_auditor_that_was_not_served_a_state_says_nothing_of_the_segment_behi
     run.checkpoint_path(EVERY).write_bytes(committed)
     found = dispute(run, claim, source, level="steps", defence=honest_defence(source))
     assert found.loser == "trainer", found.reason
+
+
+def test_an_auditor_that_was_not_served_a_state_objects_to_no_log_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Followed from another state, an honest log breaks rules: an honest auditor would lose by saying so."""
+    source, run, claim = (
+        find_source("digits"),
+        RunDirectory(tmp_path / "run"),
+        RunDirectory(tmp_path / "claim"),
+    )
+    record(Order(source, SETTINGS, find_policy("fp32"), steps=8, checkpoint_every=EVERY), run)
+    stated = moved(hold(run.load_checkpoint(EVERY).values()))
+    forge(run, lambda each: replace(each, state_root=stated.root.hex()) if each.step == ENDS else each)
+    own, breaks = _ClaimWriter._follow, Violation("gradient of conv1.weight", 5, "far from a boundary")  # pyright: ignore[reportPrivateUsage]
+
+    def follow(writing: _ClaimWriter, step: int, frame: bytes) -> StepOutcome | None:
+        found = own(writing, step, frame)
+        if step == EVERY:
+            writing._object_unless_noisy(step, [breaks], is_doubtful=False)  # pyright: ignore[reportPrivateUsage]
+        return found
+
+    monkeypatch.setattr(_ClaimWriter, "_follow", follow)
+    written = write_claim(run, source, claim)
+    assert isinstance(written, AuditorClaim)
+    assert written.objection is None
 
 
 def test_steps_that_do_not_end_without_the_log_either_keep_nobody_from_a_dispute(tmp_path: Path) -> None:

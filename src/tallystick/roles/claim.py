@@ -161,7 +161,7 @@ class _ClaimWriter:
                 if had_failed:
                     raise
                 load_state(self.replay.session, self.out.load_checkpoint(step))
-                self.is_astray = True
+                self.is_astray = self.is_apart = True
                 return
             self.begun = state
         self.is_apart = self.has_left = self.has_failed = self.has_objected = False

@@ -136,16 +136,22 @@ class Workplace:
         """Give a folder as the working one was before the program ran, and the command there; ``without`` some of its files.
 
         What is written there is gone in the end, but for what is written into files that were there before.
+
+        Raises:
+            TallyError: it cannot be made.
         """
         command = list(self.command)
+        if not all(listing.opened for listing in self.folders):  # more lies in one than anybody looks at
+            yield self.folders[0].path, command
+            return
         with _scratch() as place:
             places = [Path(place, str(number)) for number in range(len(self.folders))]
-            for folder, listing in zip(places, self.folders, strict=True):
-                folder.mkdir()
-                if not listing.opened:  # more lies in it than anybody looks at
-                    yield self.folders[0].path, command
-                    return
-                listing.mirror(folder, without)
+            try:
+                for folder, listing in zip(places, self.folders, strict=True):
+                    folder.mkdir()
+                    listing.mirror(folder, without)
+            except OSError as problem:
+                raise TallyError(f"no copy of the program's folder can be made: {problem}") from problem
             if self.file is not None:
                 file = self.folders[0].path / command[self.file]
                 lies_in, last = file.parent.resolve(), self.folders[-1]
