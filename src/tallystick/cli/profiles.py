@@ -97,6 +97,8 @@ def run_aside(
 ) -> int:
     """Return the exit code of a tally command in ``folder``, under ``profile``, whose program may print what it likes.
 
+    A profile without an instruction set has this process's own, whatever its variables ask for.
+
     All that is printed, by programs that it starts too, goes to standard error.
 
     Raises:
@@ -106,7 +108,7 @@ def run_aside(
         child = subprocess.run(
             python("-m", "tallystick", *arguments),
             cwd=folder,
-            env=_variables(profile, environment),
+            env=_variables(profile, environment, keeps=profile.instructions == "native"),
             stdin=subprocess.DEVNULL,
             stdout=2,
             check=False,
@@ -121,8 +123,8 @@ def run_aside(
     return child.returncode
 
 
-def _variables(profile: Profile, more: Mapping[str, str]) -> dict[str, str]:
-    chosen = {name for variables in INSTRUCTION_SETS.values() for name in variables}
+def _variables(profile: Profile, more: Mapping[str, str], *, keeps: bool = False) -> dict[str, str]:
+    chosen = {name for variables in INSTRUCTION_SETS.values() for name in variables if not keeps}
     inherited = {name: value for name, value in os.environ.items() if name not in chosen}
     return {**inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment(), **more}
 
