@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,10 @@ def measure_exchange(
             lose at an operator.
     """
     at = segment // 2
-    source, _, run, claim = make_false_run(place, job, policy, segment, say, settings)
+    with ProcessPoolExecutor(1, get_context("spawn")) as apart:  # the parties need the memory that this takes
+        source, _, run, claim = apart.submit(
+            make_false_run, place, job, policy, segment, say, settings
+        ).result()
     (place / "program.py").write_bytes(source.source + SWAPPING.format(at=at).encode())
     last = run.load_transcript().checkpoints()[-1]
     state_bytes = run.load_held(last.steps_done, last.state_root).nbytes

@@ -26,19 +26,19 @@ SPIRALS = Path(__file__).parent / "programs" / "spirals.py"
 STEPS = 24
 
 
-def tally(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any], str]:
+def tally(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any], str]:
     """The exit code, the answer in JSON, and what was said besides."""
     given = [str(argument) for argument in arguments]
     at = given.index("--") if "--" in given else len(given)
     code = main([*given[:at], "--json", *given[at:]])
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     return code, json.loads(out), err
 
 
 @pytest.fixture
-def recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def recorded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Path:
     path = tmp_path / "run"
-    assert tally(capsys, "record", "--policy", "fp32", "--run", path, "--", "python", SPIRALS)[0] == 0
+    assert tally(capfd, "record", "--policy", "fp32", "--run", path, "--", "python", SPIRALS)[0] == 0
     return path
 
 
@@ -50,33 +50,33 @@ def recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ],
 )  # fmt: skip
 def test_a_recorded_script_is_followed_to_the_same_bytes(
-    policy: str, parts: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policy: str, parts: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = ("--", "python", SPIRALS, "--parts", parts)
-    code, run, said = tally(capsys, "record", "--policy", policy, "--run", tmp_path / "run", *program)
+    code, run, said = tally(capfd, "record", "--policy", policy, "--run", tmp_path / "run", *program)
     assert (code, run["steps"]) == (0, STEPS)
     assert "right" in said  # what the script prints goes where the answer is not
 
-    code, report, _ = tally(capsys, "audit", tmp_path / "run", *program)
+    code, report, _ = tally(capfd, "audit", tmp_path / "run", *program)
     assert (code, report["verdict"], report["steps"]) == (0, "match", STEPS)
     assert report["freedom"]["moved"] == 0
-    code, noisy, _ = tally(capsys, "audit", tmp_path / "run", "--profile", "jitter", *program)
+    code, noisy, _ = tally(capfd, "audit", tmp_path / "run", "--profile", "jitter", *program)
     assert (code, noisy["verdict"]) == (0, "match"), noisy
 
 
-def weights_of(capsys: pytest.CaptureFixture[str], *, noisy: bool) -> list[torch.Tensor]:
+def weights_of(capfd: pytest.CaptureFixture[str], *, noisy: bool) -> list[torch.Tensor]:
     """What the script comes to where it is left alone, with or without last-bit noise in its operators."""
     with JitterMode(Jitter(20241)) if noisy else nullcontext():
-        attached = run_program(["python", str(SPIRALS)], ProgramRun(), quiet=True)
-    capsys.readouterr()
+        attached = run_program(["python", str(SPIRALS)], ProgramRun())
+    capfd.readouterr()
     return [parameter.detach().clone() for parameter in attached._model.parameters()]
 
 
 def test_without_a_log_last_bits_make_other_weights_of_the_same_script(
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The control: so the bytes above are the same because the log is followed."""
-    own, again, noisy = (weights_of(capsys, noisy=noisy) for noisy in (False, False, True))
+    own, again, noisy = (weights_of(capfd, noisy=noisy) for noisy in (False, False, True))
     assert all(map(torch.equal, own, again))
     assert not any(map(torch.equal, own, noisy))
 
@@ -98,9 +98,9 @@ def test_a_step_commits_to_its_data_once_whatever_reads_it_first(recorded: Path)
     ],
 )
 def test_a_script_with_other_arguments_accuses_nobody(
-    recorded: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], here: str
+    recorded: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], here: str
 ) -> None:
-    code, report, _ = tally(capsys, "audit", recorded, "--", "python", SPIRALS, *arguments)
+    code, report, _ = tally(capfd, "audit", recorded, "--", "python", SPIRALS, *arguments)
     assert (code, report["verdict"]) == (3, "cannot_reproduce")
     assert report["first"]["own"] == here
 
@@ -109,7 +109,7 @@ def test_a_script_with_other_arguments_accuses_nobody(
     ("steps", "own", "stated"), [(1, "more steps than 24", "24 steps"), (2, "24 steps", "48 steps")]
 )
 def test_a_run_of_other_length_is_no_match_and_no_accusation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int, own: str, stated: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], steps: int, own: str, stated: str
 ) -> None:
     """Even where the arguments are the same: the number of steps may come from the environment, or a file."""
     program = tmp_path / "program.py"
@@ -118,9 +118,9 @@ def test_a_run_of_other_length_is_no_match_and_no_accusation(
     environment = pytest.MonkeyPatch()
     try:
         environment.setenv("EPOCHS", "2" if steps == 1 else "4")
-        tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program)
+        tally(capfd, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program)
         environment.setenv("EPOCHS", "4" if steps == 1 else "2")
-        code, report, _ = tally(capsys, "audit", tmp_path / "run", "--", "python", program)
+        code, report, _ = tally(capfd, "audit", tmp_path / "run", "--", "python", program)
     finally:
         environment.undo()
     assert (code, report["verdict"]) == (3, "cannot_reproduce"), report
@@ -128,19 +128,19 @@ def test_a_run_of_other_length_is_no_match_and_no_accusation(
 
 
 def test_a_script_that_ends_within_a_step_ends_its_run_before_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A last pass in training mode, which changes statistics, is none of the last step's."""
     program = ("--", "python", SPIRALS, "--leaves")
-    code, run, _ = tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", *program)
+    code, run, _ = tally(capfd, "record", "--policy", "fp32", "--run", tmp_path / "run", *program)
     assert (code, run["steps"]) == (0, STEPS)
-    code, report, _ = tally(capsys, "audit", tmp_path / "run", *program)
+    code, report, _ = tally(capfd, "audit", tmp_path / "run", *program)
     assert (code, report["verdict"], report["steps"]) == (0, "match", STEPS), report
 
 
 @pytest.mark.parametrize("is_lazy", [False, True])
 def test_weights_that_a_script_sets_after_it_attached_are_its_first_state(
-    is_lazy: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    is_lazy: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A trainer that leaves them out has begun with others, and the report says so."""
     line, lazy = "run = tallystick.attach(model, optimizer, scheduler)\n", tmp_path / "lazy"
@@ -149,15 +149,15 @@ def test_weights_that_a_script_sets_after_it_attached_are_its_first_state(
     program.write_text(SPIRALS.read_text().replace(line, line + own))
     if is_lazy:
         lazy.touch()
-    tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program)
+    tally(capfd, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program)
     lazy.unlink(missing_ok=True)
-    code, report, _ = tally(capsys, "audit", tmp_path / "run", "--", "python", program)
+    code, report, _ = tally(capfd, "audit", tmp_path / "run", "--", "python", program)
     assert (code, report["verdict"]) == (0, "match")
     assert report["beginning"]["others"] == (["model/0.weight"] if is_lazy else [])
 
 
 def test_data_are_committed_as_a_step_first_reads_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A loader that uses one buffer for all of its batches, and clears it within the step, commits to no other data."""
     batches = list[list[str]]()
@@ -175,31 +175,31 @@ def test_data_are_committed_as_a_step_first_reads_them(
             text = text.replace(old, new)
         program = tmp_path / f"{name}.py"
         program.write_text(text)
-        tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / name, "--", "python", program)
+        tally(capfd, "record", "--policy", "fp32", "--run", tmp_path / name, "--", "python", program)
         transcript = RunDirectory(tmp_path / name).load_transcript()
         batches.append([transcript.record(step).batch for step in range(STEPS)])
     assert batches[0] == batches[1]
 
 
 def test_what_a_step_computed_is_no_data_by_way_of_a_generator(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = tmp_path / "program.py"
     drawn = "torch.bernoulli(model(part).softmax(1)[:, 0].detach(), generator=draw).mean()"
     text = SPIRALS.read_text().replace("loss.backward()", f"(loss * (1.0 + {drawn})).backward()")
     program.write_text(text)
     code, answer, _ = tally(
-        capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program
+        capfd, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program
     )
     assert code == 3
     assert "draws by a generator of its own from what the step computed" in answer["error"]
 
 
 def test_what_an_earlier_step_has_computed_is_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = ("--", "python", SPIRALS, "--keeps")
-    code, answer, _ = tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", *program)
+    code, answer, _ = tally(capfd, "record", "--policy", "fp32", "--run", tmp_path / "run", *program)
     assert code == 3
     assert re.search(r"step 1: uses a tensor of shape \[\] that an earlier step computed", answer["error"])
 
@@ -238,14 +238,14 @@ def test_what_is_no_training_script_is_refused_in_words(
     command: tuple[str, ...],
     words: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.py").write_text("")
     Path("raises.py").write_text("raise ValueError('of its own')\n")
     Path("exits.py").write_text("raise SystemExit(3)\n")
-    code, answer, _ = tally(capsys, "record", "--policy", "fp32", "--run", "run", "--", *command)
+    code, answer, _ = tally(capfd, "record", "--policy", "fp32", "--run", "run", "--", *command)
     assert code == 2
     assert words in answer["error"]
     assert not Path("run").exists()
@@ -255,10 +255,10 @@ def test_what_is_no_training_script_is_refused_in_words(
     "option", [("--steps", "4"), ("--set", "a=b"), ("--chip", "c"), ("--device", "cuda")]
 )
 def test_options_of_jobs_are_refused_with_a_script(
-    option: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, answer, _ = tally(
-        capsys, "record", "--policy", "fp32", "--run", tmp_path, *option, "--", "python", SPIRALS
+        capfd, "record", "--policy", "fp32", "--run", tmp_path, *option, "--", "python", SPIRALS
     )
     assert code == 2
     assert f"{option[0]}: is for jobs" in answer["error"]
@@ -275,22 +275,22 @@ ODD = Path(__file__).parent / "programs" / "odd.py"
     ],
 )  # fmt: skip
 def test_what_people_do_in_a_loop_is_recorded_and_followed_under_other_arithmetic(
-    kind: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, steps: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = ("--", "python", ODD, kind)
-    code, run, _ = tally(capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", *program)
+    code, run, _ = tally(capfd, "record", "--policy", "fp32", "--run", tmp_path / "run", *program)
     assert (code, run.get("steps")) == (0, steps), run
-    code, report, _ = tally(capsys, "audit", tmp_path / "run", "--profile", "jitter", *program)
+    code, report, _ = tally(capfd, "audit", tmp_path / "run", "--profile", "jitter", *program)
     assert (code, report["verdict"], report["steps"]) == (0, "match", steps), report["first"]
 
 
 def test_a_step_without_a_pass_in_training_mode_is_refused_with_the_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(SPIRALS.read_text().replace("model.train()", "model.eval()"))
     code, answer, _ = tally(
-        capsys, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program
+        capfd, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program
     )
     assert code == 2
     assert "model.train(), or begin the step by run.open_step()" in answer["error"]
@@ -332,7 +332,7 @@ torch.save(seen, sys.argv[3])
 @pytest.mark.parametrize("how", ["between", "zeros", "closure", "never"])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad"])  # one that is portable, one that is torch's own
 def test_gradients_stay_after_a_step_and_must_be_gone_before_the_next(
-    how: str, optimizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    how: str, optimizer: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Before, they were gone after a step, so a script that never clears them trained otherwise than it does alone."""
     script, run, seen = (
@@ -342,16 +342,16 @@ def test_gradients_stay_after_a_step_and_must_be_gone_before_the_next(
     )
     script.write_text(GRADIENTS)
     command = ("--", "python", script, optimizer, how)
-    run_program(["python", str(script), optimizer, how, str(seen[0])], ProgramRun(), quiet=True)
-    capsys.readouterr()
-    code, said, _ = tally(capsys, "record", "--policy", "fp32", "--run", run, *command, seen[1])
+    run_program(["python", str(script), optimizer, how, str(seen[0])], ProgramRun())
+    capfd.readouterr()
+    code, said, _ = tally(capfd, "record", "--policy", "fp32", "--run", run, *command, seen[1])
     if how == "never":
         assert code == 3 and "has a gradient from before the step" in said["error"]
         return
     assert code == 0
     own, recorded = (torch.tensor(torch.load(path)) for path in seen)
     assert torch.allclose(own, recorded, rtol=1e-3, atol=1e-5)
-    code, report, _ = tally(capsys, "audit", run, "--profile", "jitter", *command, seen[1])
+    code, report, _ = tally(capfd, "audit", run, "--profile", "jitter", *command, seen[1])
     assert (code, report["verdict"]) == (0, "match")
 
 
@@ -364,7 +364,7 @@ DONE = [
 def test_what_is_done_with_a_model_between_steps_is_no_part_of_its_run(
     recorded: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A copy has none of the hooks that stand on a model, and a run stays where it was begun."""
@@ -373,11 +373,11 @@ def test_what_is_done_with_a_model_between_steps_is_no_part_of_its_run(
     text = SPIRALS.read_text().replace("    model.eval()\n", lines)
     program.write_text(text.replace("import argparse\n", "import argparse, copy, io, os, warnings\n"))
     monkeypatch.chdir(tmp_path)
-    code, run, _ = tally(capsys, "record", "--policy", "fp32", "--run", "own", "--", "python", "program.py")
+    code, run, _ = tally(capfd, "record", "--policy", "fp32", "--run", "own", "--", "python", "program.py")
     assert (code, run.get("steps"), Path.cwd()) == (0, STEPS, tmp_path), run
     own, other = (RunDirectory(path).load_transcript() for path in (tmp_path / "own", recorded))
     assert [own.record(step) for step in range(STEPS)] == [other.record(step) for step in range(STEPS)]
-    assert tally(capsys, "audit", "own", "--", "python", "program.py")[1]["verdict"] == "match"
+    assert tally(capfd, "audit", "own", "--", "python", "program.py")[1]["verdict"] == "match"
 
 
 def test_a_copied_models_hooks_call_nothing() -> None:

@@ -19,7 +19,7 @@ Tally = Callable[..., tuple[int, dict[str, Any], str]]
 
 
 @pytest.fixture
-def tally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tally:
+def tally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Tally:
     """Runs ``tally VERB OPTIONS -- python interrupted.py PROGRAM``: its exit code, its answer, what it said."""
     monkeypatch.chdir(tmp_path)
 
@@ -27,7 +27,7 @@ def tally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         if verb == "record":
             options = (*options, "--policy", "fp32", "--checkpoint-every", 4, "--recalibrate-every", 8)
         code = main([verb, *map(str, options), "--json", "--", "python", str(PROGRAM), *map(str, program)])
-        out, err = capsys.readouterr()
+        out, err = capfd.readouterr()
         return code, json.loads(out) if out else {}, err
 
     return run

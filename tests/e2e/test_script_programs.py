@@ -83,11 +83,11 @@ def written(file: Path, text: str = SCRIPT, **parts: str) -> Path:
 
 
 def tally(
-    capsys: pytest.CaptureFixture[str], what: str, run: Path, script: Path
+    capfd: pytest.CaptureFixture[str], what: str, run: Path, script: Path
 ) -> tuple[int, dict[str, Any]]:
     given = ["record", "--policy", "fp64", "--run", str(run)] if what == "record" else ["audit", str(run)]
     code = main([*given, "--json", "--", "python", str(script)])
-    return code, json.loads(capsys.readouterr().out)
+    return code, json.loads(capfd.readouterr().out)
 
 
 def started(script: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -118,23 +118,23 @@ READS = {
 
 @pytest.mark.parametrize("how", READS)
 def test_a_variable_that_a_script_reads_is_committed_and_accuses_nobody(
-    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, two people with other values had the same program, and the honest one was accused."""
     script, run = written(tmp_path / "mine" / "train.py", **READS[how]), tmp_path / "run"
     (tmp_path / "mine" / "helper.py").write_text(HELPER)
     monkeypatch.setenv("RATE", "0.75")
-    assert tally(capsys, "record", run, script)[0] == 0
+    assert tally(capfd, "record", run, script)[0] == 0
     assert RunDirectory(run).load_specification().job.program.environment == {"RATE": hexed("0.75")}
     assert not [p for p in run.rglob("*") if p.is_file() and str(tmp_path).encode() in p.read_bytes()]
-    code, report = tally(capsys, "audit", run, script)
+    code, report = tally(capfd, "audit", run, script)
     assert (code, report["verdict"], "environment variable RATE" in report["environment"]) == (
         0,
         "match",
         False,
     )
     monkeypatch.setenv("RATE", "0.5")
-    code, report = tally(capsys, "audit", run, script)
+    code, report = tally(capfd, "audit", run, script)
     assert (code, report["verdict"]) == (3, "cannot_reproduce")
     first = report["first"]
     assert (first["subject"], first["own"], first["stated"]) == (
@@ -181,11 +181,11 @@ HIDDEN = "from pathlib import Path; HIDDEN = str(Path(__file__).parent / 'hidden
 
 @pytest.mark.parametrize("how", RUNS)
 def test_a_file_that_a_script_executes_is_refused_by_name(
-    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = written(tmp_path / "train.py", after=HIDDEN + RUNS[how])
     (tmp_path / "hidden.py").write_text("FACTOR = 0.5\n")
-    code, answer = tally(capsys, "record", tmp_path / "run", script)
+    code, answer = tally(capfd, "record", tmp_path / "run", script)
     assert code == 3
     assert "hidden.py was executed by the program, and no import in it says so" in answer["error"]
     if how != "a loader":
@@ -196,21 +196,19 @@ def test_a_file_that_a_script_executes_is_refused_by_name(
 
 
 def test_a_module_that_is_imported_by_a_name_made_up_is_committed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As registries of models do; nothing in the script holds it."""
     way = "import importlib; factor = [importlib.import_module('plug_' + name).FACTOR for name in 'a'][0]"
     mine, other = (written(tmp_path / who / "train.py", after=way) for who in ("mine", "other"))
     mine.with_name("plug_a.py").write_text("FACTOR = 0.5\n")
     other.with_name("plug_a.py").write_text("FACTOR = 0.25\n")
-    assert tally(capsys, "record", tmp_path / "run", mine)[0] == 0
+    assert tally(capfd, "record", tmp_path / "run", mine)[0] == 0
     files = RunDirectory(tmp_path / "run").load_specification().job.program.files
     assert [file.name for file in files] == ["plug_a.py", "train.py"]
-    del sys.modules["plug_a"]
-    code, report = tally(capsys, "audit", tmp_path / "run", other)
+    code, report = tally(capfd, "audit", tmp_path / "run", other)
     assert code == 3 and "program file plug_a.py" in json.dumps(report)
-    del sys.modules["plug_a"]
-    assert tally(capsys, "audit", tmp_path / "run", mine)[1]["verdict"] == "match"
+    assert tally(capfd, "audit", tmp_path / "run", mine)[1]["verdict"] == "match"
 
 
 LATE = (
@@ -233,31 +231,31 @@ def test_what_a_program_does_after_its_last_step_costs_it_nothing(text: str, tmp
 
 
 def test_a_variable_read_late_is_refused_unless_the_source_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     named = "import os\n    if step == 2: os.environ.get('RANK')"
     script = written(tmp_path / "named.py", step=named)
-    assert tally(capsys, "record", tmp_path / "named", script)[0] == 0
+    assert tally(capfd, "record", tmp_path / "named", script)[0] == 0
     assert RunDirectory(tmp_path / "named").load_specification().job.program.environment == {"RANK": "absent"}
     script = written(tmp_path / "made.py", step=named.replace("'RANK'", "'RA' + 'NK'"))
-    code, answer = tally(capsys, "record", tmp_path / "made", script)
+    code, answer = tally(capfd, "record", tmp_path / "made", script)
     assert code == 3 and "step 2: environment variable RANK was read after" in answer["error"]
 
 
 def test_a_place_may_be_another_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A match stays one and says so: ranks, devices and homes differ between honest people."""
     lines = "import os; from pathlib import Path; Path.home(); os.environ.get('CUDA_VISIBLE_DEVICES', ''); os.environ.get('RANK')"
     script = written(tmp_path / "train.py", after=lines)
     monkeypatch.setenv("HOME", "/home/trainer")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert tally(capsys, "record", tmp_path / "run", script)[0] == 0
+    assert tally(capfd, "record", tmp_path / "run", script)[0] == 0
     stated = RunDirectory(tmp_path / "run").load_specification().job.program.environment
     assert stated == {"CUDA_VISIBLE_DEVICES": "absent", "HOME": hexed("/home/trainer"), "RANK": "absent"}
     monkeypatch.setenv("HOME", "/home/auditor")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    code, report = tally(capsys, "audit", tmp_path / "run", script)
+    code, report = tally(capfd, "audit", tmp_path / "run", script)
     assert (code, report["verdict"]) == (0, "match")
     assert {name for name in report["environment"] if "variable" in name} == {
         "environment variable CUDA_VISIBLE_DEVICES", "environment variable HOME",
@@ -265,7 +263,7 @@ def test_a_place_may_be_another_one(
 
 
 def test_what_a_parser_of_arguments_or_a_child_process_reads_is_nobodys(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The language of messages, the width of a terminal, proxies, PATH: every script would depend on them."""
     lines = (
@@ -273,7 +271,7 @@ def test_what_a_parser_of_arguments_or_a_child_process_reads_is_nobodys(
         "subprocess.run(['true']); urllib.request.getproxies()"
     )
     script = written(tmp_path / "train.py", after=lines)
-    assert tally(capsys, "record", tmp_path / "run", script)[0] == 0
+    assert tally(capfd, "record", tmp_path / "run", script)[0] == 0
     assert RunDirectory(tmp_path / "run").load_specification().job.program.environment == {}
 
 

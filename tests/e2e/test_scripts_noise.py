@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tallystick.cli.main import main
-from tallystick.cli.run import programs
-from tallystick.cli.run.programs import OtherArithmetics
+from tallystick.cli.run import programs, second_runs
+from tallystick.cli.run.second_runs import SecondRuns
 from tallystick.cli.run.workplace import Workplace, list_folder, load_made_files, write_made_files
 from tallystick.commit.state import Entry
 from tallystick.errors import TallyError
@@ -64,11 +64,11 @@ for _ in range(12):
 """
 
 
-def audited(path: Path, script: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, str]]:
-    capsys.readouterr()
+def audited(path: Path, script: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, dict[str, str]]:
+    capfd.readouterr()
     given = ["--profile", "jitter", "--json", "--", "python", str(script)]
     code = main(["audit", str(path), *given])
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capfd.readouterr().out)
     return code, {"verdict": report["verdict"], **{k: str(v) for k, v in (report["first"] or {}).items()}}
 
 
@@ -76,7 +76,7 @@ def audited(path: Path, script: Path, capsys: pytest.CaptureFixture[str]) -> tup
     ("forged", "every"), [(False, 6), pytest.param(True, 6, marks=pytest.mark.slow), (True, 1000)]
 )
 def test_noise_that_bands_of_another_batch_do_not_cover_accuses_nobody(
-    forged: bool, every: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    forged: bool, every: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script, run = tmp_path / "train.py", RunDirectory(tmp_path / "run")
     script.write_text(SHORT_BATCHES)
@@ -90,7 +90,7 @@ def test_noise_that_bands_of_another_batch_do_not_cover_accuses_nobody(
         weights = np.frombuffer(entries[name].data, dtype="<f4") + np.float32(0.6)
         entries[name] = Entry(name, "F32", entries[name].shape, weights.tobytes())
         forge_state(run, 12, entries)
-    code, found = audited(run.path, script, capsys)
+    code, found = audited(run.path, script, capfd)
     if forged:
         assert (code, found["verdict"]) in ((1, "mismatch"), (1, "log_violation")), found
     else:
@@ -101,13 +101,13 @@ def test_noise_that_bands_of_another_batch_do_not_cover_accuses_nobody(
 
 
 def test_a_script_that_begins_at_its_optimum_is_not_accused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its losses are zero here, and last bits elsewhere."""
     script, run = tmp_path / "train.py", tmp_path / "run"
     script.write_text(AT_ITS_OPTIMUM)
     assert main(["record", "--policy", "fp32", "--run", str(run), "--", "python", str(script)]) == 0
-    code, found = audited(run, script, capsys)
+    code, found = audited(run, script, capfd)
     assert code in (0, 3), found
 
 
@@ -165,44 +165,35 @@ def test_data_that_a_script_computes_accuse_nobody_under_another_arithmetic(
 def test_other_data_are_held_against_a_trainer_where_every_arithmetic_has_the_same(
     elsewhere: str | None, doubt: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = OtherArithmetics(Workplace(["python", "train.py"], 1), Path("run"))
+    asked = SecondRuns(Workplace(["python", "train.py"], 1), Path("run"), Profile())
 
     def course(own: str, start: int = 0) -> ProgramCourse:
         found = Deviation(3, "mismatch", "batch digest", None, own, "stated", "data")
         return ProgramCourse(start, [found] if own else [], {})
 
-    def followed(profile: Profile, end: int) -> list[ProgramCourse]:
+    def followed(profile: Profile, end: int, *, is_elsewhere: bool) -> list[ProgramCourse]:
+        if profile == Profile():
+            return [course("aa")]
         if elsewhere is None:
             raise TallyError("killed")
         return [course(elsewhere, 8 if elsewhere == "another segment" else 0)]
 
     monkeypatch.setattr(asked, "_followed", followed)
     monkeypatch.setattr(panel, "panel_profiles", lambda: (parse_profile("avx2"),))
-    said = asked.doubts(course("aa"), 4)
-    assert said is None if doubt is None else doubt in str(said)
+    said = asked.doubts(own := course("aa"), 4)
+    assert said is own if doubt is None else doubt in str(said)
 
 
 def test_a_program_that_goes_elsewhere_and_sets_variables_is_accused_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What decides whether other arithmetics are asked, and from where, stands before the program runs."""
-    elsewhere = f'import os\nos.environ["{programs.ALONE}"] = "1"\nos.chdir("/")\n'
-    (tmp_path / "train.py").write_text(elsewhere + AT_ITS_OPTIMUM)
-    monkeypatch.chdir(tmp_path)
-    program = ["--", "python", "train.py"]
-    for command in (["record", "--policy", "fp32", "--run", "run"], ["audit", "run"]):
-        monkeypatch.setenv(programs.ALONE, "")  # put back afterwards
-        monkeypatch.delenv(programs.ALONE)
-        assert main([*command, *program]) == 0
-    other = (0.5).hex()
-    forge(
-        RunDirectory(tmp_path / "run"),
-        lambda each: replace(each, schedule=((0, "lr", other),)) if each.step == 3 else each,
-    )
-    monkeypatch.delenv(programs.ALONE)
-    capsys.readouterr()
-    code = main(["audit", "run", "--json", *program])
-    report = json.loads(capsys.readouterr().out)
+    """What decides whether it runs again, and from where, stands before the program runs; what it sets ends with it."""
+    lines = f'import os\nassert "{programs.ASKED}" not in os.environ and "IN_TRAINING" not in os.environ\n'
+    lines += f'os.environ["{programs.ASKED}"] = os.environ["IN_TRAINING"] = "1"\nos.chdir("/")\n'
+    command = record_a_lie(tmp_path, lines + AT_ITS_OPTIMUM, monkeypatch)
+    capfd.readouterr()
+    code = main(command)
+    report = json.loads(capfd.readouterr().out)
     assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 3), report["first"]
 
 
@@ -227,12 +218,12 @@ for i in range(0, 96, 16):
 
 
 def test_a_rate_that_a_script_computes_from_a_norm_accuses_nobody_under_noise(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script, run = tmp_path / "train.py", tmp_path / "run"
     script.write_text(CLIPPED)
     assert main(["record", "--policy", "fp32", "--run", str(run), "--", "python", str(script)]) == 0
-    code, found = audited(run, script, capsys)
+    code, found = audited(run, script, capfd)
     assert (code, found["verdict"], found["subject"]) == (
         3,
         "cannot_reproduce",
@@ -242,44 +233,48 @@ def test_a_rate_that_a_script_computes_from_a_norm_accuses_nobody_under_noise(
 
 
 def test_a_script_that_leaves_at_once_is_given_a_verdict_all_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its exit code would be that of a match, whatever the run states; a child that it forks leaves as ever."""
     script, run = tmp_path / "train.py", RunDirectory(tmp_path / "run")
     leaving = "import os\nchild = os.fork()\nif child == 0:\n    os._exit(0)\nassert os.waitpid(child, 0)[1] == 0\nos._exit(0)\n"
     script.write_text(AT_ITS_OPTIMUM + leaving)
     assert main(["record", "--policy", "fp32", "--run", str(run.path), "--", "python", str(script)]) == 0
-    capsys.readouterr()
+    capfd.readouterr()
     command = ["audit", str(run.path), "--json", "--", "python", str(script)]
     assert main(command) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "match"
+    assert json.loads(capfd.readouterr().out)["verdict"] == "match"
     forge(run, lambda each: replace(each, loss=(1.0).hex()))
     assert main(command) in (1, 3)
-    assert json.loads(capsys.readouterr().out)["verdict"] in ("mismatch", "cannot_reproduce")
+    assert json.loads(capfd.readouterr().out)["verdict"] in ("mismatch", "cannot_reproduce")
 
 
-@pytest.mark.parametrize("call", ["os.execv('/bin/true', ['true'])", "os.execlp('true', 'true')"])
-def test_a_script_that_replaces_its_process_ends_with_no_exit_code_of_a_match(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "call",
+    [
+        "os.execv('/bin/true', ['true'])",
+        "__import__('ctypes').CDLL(None)._exit(0)",
+        "os.kill(os.getpid(), 9)",
+    ],
+)
+def test_a_script_whose_process_ends_by_itself_ends_with_no_exit_code_of_a_match(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A child that it forks or spawns is replaced as ever."""
+    """Before its end has been seen: no report, no verdict."""
     script, run = tmp_path / "train.py", tmp_path / "run"
-    child = "import os, posix\nassert os.spawnv(os.P_WAIT, '/bin/true', ['true']) == 0\n"
-    script.write_text(AT_ITS_OPTIMUM + child + f"if 'REPLACED' in os.environ:\n    {call}\n")
+    script.write_text(AT_ITS_OPTIMUM + f"import os\nif 'REPLACED' in os.environ:\n    {call}\n")
     program = ["--", "python", str(script)]
-    functions = os.execv, os.execve, os._exit
     assert main(["record", "--policy", "fp32", "--run", str(run), *program]) == 0
     monkeypatch.setenv("REPLACED", "1")
     other = ["record", "--policy", "fp32", "--run", str(tmp_path / "other"), *program]
     for command in (other, ["audit", str(run), *program]):
-        capsys.readouterr()
-        assert main(command) not in (0, 1)
-        assert "would replace its process" in capsys.readouterr().err
-    assert functions == (os.execv, os.execve, os._exit)
+        capfd.readouterr()
+        assert main(command) == 2
+        assert "before anything could be said of it" in capfd.readouterr().err
 
 
 def test_a_script_that_closes_its_streams_is_recorded_and_given_a_verdict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script, run = tmp_path / "train.py", RunDirectory(tmp_path / "run")
     script.write_text(
@@ -287,10 +282,10 @@ def test_a_script_that_closes_its_streams_is_recorded_and_given_a_verdict(
     )
     recorded = ["record", "--policy", "fp32", "--run", str(run.path), "--", "python", str(script)]
     assert main(recorded) == 0
-    assert "train.py" not in capsys.readouterr().err  # no trace of an error
+    assert "train.py" not in capfd.readouterr().err  # no trace of an error
     for given in ([], ["--json"]):
         assert main(["audit", str(run.path), *given, "--", "python", str(script)]) == 0
-        assert "match" in capsys.readouterr().out
+        assert "match" in capfd.readouterr().out
 
 
 def record_a_lie(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -338,7 +333,7 @@ def test_a_script_that_reads_above_its_folder_is_asked_again_in_the_folder_itsel
     said: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Where it cannot run a second time, nobody is accused."""
     (tmp_path / "data").write_text("1")
@@ -347,46 +342,59 @@ def test_a_script_that_reads_above_its_folder_is_asked_again_in_the_folder_itsel
     for each in (*work.glob("[0-9]*"), work / "run" / "made-files.json"):
         each.unlink(missing_ok=True)
     (work / "0").touch()
-    capsys.readouterr()
+    capfd.readouterr()
     code = main(command)
-    printed = capsys.readouterr()
+    printed = capfd.readouterr()
     report = json.loads(printed.out)
-    assert "it is run in the folder" in printed.err
+    assert "it is run again in the folder itself" in printed.err
     expected = (1, "mismatch") if said is None else (3, "cannot_reproduce")
     assert (code, report["verdict"], report["first"]["step"]) == (*expected, 3), report["first"]
     assert said is None or said in report["first"]["own"]
 
 
 LOCK = """
-import fcntl, os
-class Lock:
-    def __init__(self):
-        self.descriptor = os.open(PLACE, os.O_CREAT | os.O_RDWR)
-        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
-    def __del__(self):
-        os.close(self.descriptor)
-lock = Lock()
+import fcntl, os, socket, subprocess
+lock = os.open(PLACE, os.O_CREAT | os.O_RDWR)
+fcntl.flock(lock, fcntl.LOCK_EX)
+port = socket.create_server(("127.0.0.1", PORT))
+tee = subprocess.Popen(["tee", "train.log"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+os.dup2(tee.stdin.fileno(), 1)
 """
 
 
-def test_a_script_that_waits_for_what_its_first_run_holds_hangs_no_audit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_a_first_run_holds_is_free_in_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    lock = LOCK.replace("PLACE", repr(str(tmp_path / "lock")))
-    command = record_a_lie(tmp_path, lock + AT_ITS_OPTIMUM, monkeypatch)
-    gc.collect()  # the recording's lock
-    monkeypatch.setattr(programs, "LEAST_SECONDS", 4.0)
-    monkeypatch.setattr(programs, "TIMES", 0)
-    (tmp_path / "run" / "made-files.json").unlink(missing_ok=True)
-    capsys.readouterr()
+    """Locks and ports; nor does an answer come on the descriptor that the program has led elsewhere."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    held = LOCK.replace("PLACE", repr(str(tmp_path / "lock"))).replace("PORT", str(port))
+    command = record_a_lie(tmp_path, held + AT_ITS_OPTIMUM, monkeypatch)
+    capfd.readouterr()
+    code = main(command)
+    report = json.loads(capfd.readouterr().out)
+    assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 3), report["first"]
+
+
+def test_a_program_that_does_not_end_a_second_time_hangs_no_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mark = tmp_path / "mark"
+    lines = f"import pathlib, time\nmark = pathlib.Path({str(mark)!r})\nmark.exists() and time.sleep(10**6)\nmark.touch()\n"
+    (work := tmp_path / "work").mkdir()
+    command = record_a_lie(work, lines + AT_ITS_OPTIMUM, monkeypatch)
+    mark.unlink()
+    monkeypatch.setattr(second_runs, "LEAST_SECONDS", 4.0)
+    monkeypatch.setattr(second_runs, "TIMES", 0)
+    capfd.readouterr()
     assert main(command) == 3
-    first = json.loads(capsys.readouterr().out)["first"]
+    first = json.loads(capfd.readouterr().out)["first"]
     assert "gave no answer: it has not ended in 4 seconds" in first["own"]
 
 
 @pytest.mark.parametrize("is_beside", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_script_that_makes_its_folder_is_asked_again_where_that_is_not_there(
-    is_beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Where it could not run twice, no lie about its rates was a mismatch; in its own folder nothing is touched by that."""
     (work := tmp_path / "work").mkdir()
@@ -400,9 +408,9 @@ def test_a_script_that_makes_its_folder_is_asked_again_where_that_is_not_there(
     other = (0.5).hex()
     forge(run, lambda each: replace(each, schedule=((0, "lr", other),)) if each.step == 3 else each)
     (out := script.parent / "out").rename(script.parent / "out-of-the-trainer")
-    capsys.readouterr()
+    capfd.readouterr()
     code = main(["audit", "run", "--json", *program])
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capfd.readouterr().out)
     assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 3), report["first"]
     assert [each.name for each in out.iterdir()] == ["notes"]
 
@@ -412,28 +420,50 @@ def test_a_folder_is_mirrored_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("data/a.csv", "data/deep/b.csv", "run/1", "cache/c", "train.py"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(name)
-    (work / "link").symlink_to("data")
+    for name in (".git/objects/0", ".venv/pyvenv.cfg", "../far/kept"):
+        (work / name).parent.mkdir(parents=True)
+        (work / name).write_text(name)
+    (work / "link").symlink_to("../far")
+    (work / "again").symlink_to("data")
     monkeypatch.chdir(work)
-    place = Workplace.of(["python", "train.py", "--data", "data"], [work / "run"])
+    monkeypatch.setenv("DATA", f"{work}/data")
+    given = ["--data", "data", f"--cache={work}/cache", f"{work}s"]
+    place = Workplace.of(["python", "train.py", *given], "train.py", [work / "run"])
     (work / "data" / "later").write_text("made since")
-    with place.anew(["cache"]) as (folder, command):
+    with place.anew(["cache"]) as copy:
+        folder = copy.path
         assert sorted(str(each.relative_to(folder)) for each in folder.rglob("*")) == [
-            "data", "data/a.csv", "data/deep", "data/deep/b.csv", "link", "run", "train.py",
+            ".git", ".venv", "again", "data", "data/a.csv", "data/deep", "data/deep/b.csv", "link", "link/kept", "run",
+            "train.py",
         ]  # fmt: skip
+        assert [each.name for each in folder.rglob("*") if each.is_symlink()] == [
+            ".git",
+            ".venv",
+            "again",
+            "run",
+        ]
         assert (folder / "run" / "1").read_text() == "run/1"
         assert (
             folder / "train.py"
         ).resolve() == folder.resolve() / "train.py"  # what lies beside it lies here
-        assert command == ["python", str(folder / "train.py"), "--data", "data"]
+        there = ["--data", "data", f"--cache={folder}/cache", f"{work}s"]
+        assert [*copy.command] == ["python", str(folder / "train.py"), *there]
+        assert copy.variables == {"DATA": f"{folder}/data"}
+        (folder / "data" / "a.csv").write_text("and nothing else of it is touched")
         (folder / "data" / "deep" / "new").write_text("gone in the end")
     assert not folder.exists() and not (work / "data" / "deep" / "new").exists()
-    monkeypatch.setattr("tallystick.cli.run.workplace.MOST_ENTRIES", 5)
+    assert (work / "data" / "a.csv").read_text() == "data/a.csv"
+    monkeypatch.setattr("tallystick.cli.run.workplace.MOST_ENTRIES", 10)
     assert list_folder(work).opened == {""}
     monkeypatch.setattr("tallystick.cli.run.workplace.MOST_ENTRIES", 1)
-    with Workplace.of(["python", "train.py"]).anew() as (folder, command):
-        assert (folder, command) == (work, ["python", "train.py"])
+    with Workplace.of(["python", "train.py"], "train.py").anew() as copy:
+        assert (copy.path, [*copy.command], copy.variables) == (work, ["python", "train.py"], {})
     monkeypatch.undo()
-    monkeypatch.setattr("shutil.copy", lambda *_: (work / "absent").read_bytes())
+    monkeypatch.setattr("tallystick.cli.run.workplace.COPIED", 40)
+    with place.anew() as copy:  # sources, then what is small
+        linked = [each.name for each in copy.path.rglob("*.*") if each.is_symlink() and each.is_file()]
+        assert linked == ["b.csv"]
+    monkeypatch.setattr("shutil.disk_usage", lambda *_: (work / "absent").read_bytes())
     with pytest.raises(TallyError, match="no copy of the program's folder can be made"), place.anew():
         pass
 
@@ -454,8 +484,9 @@ def test_what_a_copy_links_to_keeps_its_mode(tmp_path: Path, monkeypatch: pytest
             raise PermissionError(path)
         removed(path, dir_fd=dir_fd)
 
-    with Workplace.of(["python", "train.py"]).anew() as (folder, _):
-        assert (folder / "kept").is_symlink()
+    monkeypatch.setattr("tallystick.cli.run.workplace.COPIED", 0)
+    with Workplace.of(["python", "train.py"], "train.py").anew() as copy:
+        assert (copy.path / "kept").is_symlink()
         changed.clear()  # of the copies
         monkeypatch.setattr(os, "unlink", refused)
     assert changed == []
@@ -513,7 +544,7 @@ def test_a_number_made_between_steps_that_weighs_a_step_accuses_nobody_under_ano
     [pytest.param("LOSS", "mismatch", marks=pytest.mark.slow), ("GRADIENT", "log_violation")],
 )
 def test_a_step_that_was_weighed_otherwise_is_held_against_its_trainer(
-    part: str, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    part: str, verdict: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Every arithmetic has the same, under a log that does not fit, too."""
     script, run, lie = tmp_path / "train.py", tmp_path / "run", tmp_path / "lie"
@@ -523,9 +554,9 @@ def test_a_step_that_was_weighed_otherwise_is_held_against_its_trainer(
     program = ["--", "python", str(script)]
     assert main(["record", "--policy", "fp32", "--run", str(run), *program]) == 0
     lie.unlink()
-    capsys.readouterr()
+    capfd.readouterr()
     code = main(["audit", str(run), "--json", *program])
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capfd.readouterr().out)
     assert (code, report["verdict"], report["first"]["step"]) == (1, verdict, 3), report["first"]
 
 
@@ -554,7 +585,7 @@ for step in range(8):
 
 @pytest.mark.parametrize("lie", ["digest", "rate", "loss"])
 def test_a_digest_that_nobody_has_hides_no_later_lie(
-    lie: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lie: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script, run = tmp_path / "train.py", RunDirectory(tmp_path / "run")
     script.write_text(ROUNDED_DATA)
@@ -569,9 +600,9 @@ def test_a_digest_that_nobody_has_hides_no_later_lie(
         return replace(record, loss=(0.001).hex()) if record.step == 1 and lie == "loss" else record
 
     forge(run, edit)
-    capsys.readouterr()
+    capfd.readouterr()
     code = main(["audit", str(run.path), "--json", *program])
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capfd.readouterr().out)
     if lie == "digest":  # where arithmetics have the same data, not even that is excused
         assert report["verdict"] in ("cannot_reproduce", "mismatch")
     else:
@@ -605,7 +636,7 @@ def keeping(file: str) -> str:
 @pytest.mark.parametrize("file", ["cache.pt", "ckpt.pt"])
 @pytest.mark.parametrize("lies", [False, True])
 def test_a_file_that_a_script_made_while_it_was_recorded_accuses_nobody_and_hides_no_lie(
-    file: str, lies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    file: str, lies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(keeping(file))
     monkeypatch.chdir(tmp_path)
@@ -615,9 +646,9 @@ def test_a_file_that_a_script_made_while_it_was_recorded_accuses_nobody_and_hide
     if lies:
         other = (0.5).hex()
         forge(run, lambda each: replace(each, schedule=((0, "lr", other),)) if each.step == 3 else each)
-    capsys.readouterr()
+    capfd.readouterr()
     code = main(["audit", "run", "--json", *program])
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capfd.readouterr().out)
     if lies:
         assert (code, report["verdict"]) == (1, "mismatch"), report["first"]
         return
@@ -628,7 +659,7 @@ def test_a_file_that_a_script_made_while_it_was_recorded_accuses_nobody_and_hide
 
 
 def test_a_file_that_a_trainer_only_says_the_script_made_excuses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data.txt").write_text("64")
     (tmp_path / "train.py").write_text(
@@ -640,9 +671,9 @@ def test_a_file_that_a_trainer_only_says_the_script_made_excuses_nothing(
     assert not run.made_files_path.exists()
     forge(run, lambda each: replace(each, batch="ab" * 32, loss=(2.0).hex()) if each.step == 3 else each)
     run.made_files_path.write_text(json.dumps({"files": ["data.txt", "train.py", "../out", 7]}))
-    capsys.readouterr()
+    capfd.readouterr()
     code = main(["audit", "run", "--json", *program])
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capfd.readouterr().out)
     assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 3), report["first"]
 
 
@@ -651,7 +682,7 @@ def test_what_a_script_made_is_found_and_read_again(tmp_path: Path, monkeypatch:
     (script := tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path / "work")
     run = RunDirectory(tmp_path / "work" / "runs" / "a")
-    place = Workplace.of(["python", str(script)], [run.path])
+    place = Workplace.of(["python", str(script)], str(script), [run.path])
     run.create()
     for name in ("work/data/cache", "work/out/1/2", "work/runs/b", "beside", "work/__pycache__/x.pyc"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -46,14 +46,30 @@ def rerun_under(profile: Profile, arguments: Sequence[str]) -> int | None:
         raise Nondeterminism(
             f"profile {profile}: its environment variables did not reach the process started for it"
         )
-    environment = {**os.environ, **profile.environment(), CHILD: str(profile)}
-    child = subprocess.Popen(python("-m", "tallystick", *arguments), env=environment)
+    return run_to_its_end(arguments, {**profile.environment(), CHILD: str(profile)})
+
+
+def run_to_its_end(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    quiet: bool = False,
+    meanwhile: Callable[[], object] = dict,
+) -> int:
+    """Return the exit code of a tally command in a process of its own, with further variables of its ``environment``.
+
+    Output, input and signals pass through; ``quiet`` sends all that is printed to standard error. ``meanwhile`` is done here
+    while it runs.
+    """
+    command = python("-m", "tallystick", *arguments)
+    child = subprocess.Popen(command, env={**os.environ, **environment}, stdout=2 if quiet else None)
 
     def pass_on(number: int, _: FrameType | None) -> None:
         child.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        meanwhile()
         code = child.wait()
     finally:
         for number, handler in before.items():
@@ -97,7 +113,8 @@ def run_aside(
 ) -> int:
     """Return the exit code of a tally command in ``folder``, under ``profile``, whose program may print what it likes.
 
-    A profile without an instruction set has this process's own, whatever its variables ask for.
+    ``environment`` holds further variables, or other values of those that there are. A profile without an instruction set has
+    this process's own, whatever its variables ask for.
 
     All that is printed, by programs that it starts too, goes to standard error.
 

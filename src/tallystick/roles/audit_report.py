@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
 
 from tallystick.execution.noise.freedom import Freedom
 from tallystick.roles.initial_state import Beginning
@@ -139,6 +140,35 @@ class AuditReport:
     def differing_elements(self) -> int:
         """How many elements of the committed states differ, over all segments."""
         return sum(segment.differing_elements for segment in self.segments)
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON for another process of the same party, of its freedom what is shown, without the ``sample``."""
+        freedom = {each.name: getattr(self.freedom, each.name) for each in fields(Freedom)}
+        return {
+            **{name: getattr(self, name) for name in ("directory", "profile", "root", "environment")},
+            "segments": [asdict(each) for each in self.segments],
+            "freedom": {name: value for name, value in freedom.items() if isinstance(value, (int, float))},
+            "seconds": self.phases.seconds,
+            "beginning": None if self.beginning is None else asdict(self.beginning),
+        }
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any], sample: SegmentDraw | None) -> AuditReport:
+        """Return the report of a ``sample`` that ``document`` gave."""
+        given, segments = {**document}, list[SegmentResult]()
+        for each in given.pop("segments"):
+            deviations = [Deviation(**one) for one in each.pop("deviations")]
+            segments.append(SegmentResult(**each, deviations=deviations))
+        beginning, phases = given.pop("beginning"), Phases(given.pop("seconds"))
+        if beginning is not None:
+            rounded, others = (tuple(beginning.pop(name)) for name in ("rounded", "others"))
+            beginning = Beginning(**beginning, rounded=rounded, others=others)
+        freedom = Freedom(**given.pop("freedom"))
+        environment = {name: (own, stated) for name, (own, stated) in given.pop("environment").items()}
+        return cls(
+            **given, segments=segments, freedom=freedom, environment=environment, phases=phases, sample=sample,
+            beginning=beginning,
+        )  # fmt: skip
 
 
 def near(own: float, stated: float) -> bool:

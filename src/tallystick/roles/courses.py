@@ -8,16 +8,15 @@ machine do not have in common; nor is anybody excused of what they have.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput
-from tallystick.roles.audit_report import ACCUSING, MOST_NOISE, Deviation, SegmentResult
+from tallystick.roles.audit_report import ACCUSING, MOST_NOISE, AuditReport, Deviation, SegmentResult
 from tallystick.roles.comparison import may_follow_from_data
 
 Moved = Mapping[str, Mapping[str, float]]
@@ -47,24 +46,15 @@ class ProgramCourse:
         """Return that of a segment that was followed."""
         return cls(segment.start, [d for d in segment.deviations if d.kind in ACCUSING], moved)
 
-    @classmethod
-    def parse(cls, document: Mapping[str, Any]) -> ProgramCourse:
-        """Return the course that ``document`` gave."""
-        found = [Deviation(**each) for each in document["deviations"]]
-        return cls(document["start"], found, document["moved"])
-
-    def document(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return {
-            "start": self.start,
-            "deviations": [asdict(each) for each in self.deviations],
-            "moved": self.moved,
-        }
-
     @property
     def first(self) -> float:
         """The first step that differs, or infinity."""
         return min((each.step for each in self.deviations), default=math.inf)
+
+    def is_as(self, other: ProgramCourse) -> bool:
+        """Whether another course of the same arithmetic is this one, up to the first step that differs."""
+        mine, theirs = ([d for d in each.deviations if d.step == each.first] for each in (self, other))
+        return (self.start, self.moved, mine) == (other.start, other.moved, theirs)
 
     def own(self, deviation: Deviation) -> str:
         """Return what is here of that in which another course deviates."""
@@ -102,6 +92,32 @@ def moved_between(before: Mapping[str, Entry], after: Mapping[str, Entry], *, qu
 def _is_of(name: str, parameters: Collection[str]) -> bool:
     folder, _, rest = name.partition("/")
     return (rest.rpartition("/")[0] if folder == "optimizer" else rest) in parameters
+
+
+Doubts = Callable[[ProgramCourse, int], Deviation | ProgramCourse]
+
+
+def excuse_doubts(report: AuditReport, moved: Mapping[int, Moved], doubts: Doubts) -> None:
+    """Accuse nobody of what may be this machine's own: what a program computes of ties and chaos is another thing elsewhere.
+
+    Bytes that contradict what was committed, and what the policy does not allow, are nobody's arithmetic. ``doubts`` is asked
+    with what differs in a segment, and the end of the last segment that it is asked about; it gives why nobody is accused, or
+    the course that accuses.
+    """
+    accused = [
+        segment
+        for segment in report.segments
+        if segment.verdict in ACCUSING
+        and not any(each.is_evidence or each.about == "policy" for each in segment.deviations)
+    ]
+    for segment in accused:
+        course = ProgramCourse.of(segment, moved.get(segment.start, {}))
+        found = doubts(course, accused[-1].end)
+        if isinstance(found, Deviation):
+            segment.verdict = "cannot_reproduce"
+            segment.deviations.insert(0, found)
+        elif found is not course:
+            segment.deviations = [*found.deviations]
 
 
 def find_doubt(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -41,7 +41,16 @@ from tallystick.roles.auditor import (
     noisy_data,
 )
 from tallystick.roles.comparison import compare_end, compare_step, is_excused, noisy_sites_of
-from tallystick.roles.courses import QUIET, QUIET_UNDER_AUTOCAST, Moved, ProgramCourse, moved_between, own_of
+from tallystick.roles.courses import (
+    QUIET,
+    QUIET_UNDER_AUTOCAST,
+    Doubts,
+    Moved,
+    ProgramCourse,
+    excuse_doubts,
+    moved_between,
+    own_of,
+)
 from tallystick.roles.data_noise import has_floats
 from tallystick.roles.initial_state import (
     MODULES,
@@ -106,8 +115,8 @@ class Follower(Loop[AuditReport]):
 
     Attributes:
         doubts: asked before anybody is accused of what arithmetic can be the cause of: given what differs in a segment, and the
-            end of the last segment that it is asked about, what of that another arithmetic of this machine has otherwise; None
-            if nothing. By default nobody looked, and data, rates and first settings accuse nobody.
+            end of the last segment that it is asked about, what of that another arithmetic of this machine has otherwise; if
+            nothing, what differs. By default nobody looked, and data, rates and first settings accuse nobody.
         moved: by first step of a segment in which something differs: where the first step that does has moved tensors to.
 
     Raises:
@@ -149,7 +158,7 @@ class Follower(Loop[AuditReport]):
         self._noisy: list[Deviation] = []
         self._differing: dict[str, Entry] = {}
         self._ordered = ordered
-        self.doubts: Callable[[ProgramCourse, int], Deviation | None] = _one_arithmetic
+        self.doubts: Doubts = _one_arithmetic
         self.moved: dict[int, Moved] = {}
         self._own: Mapping[str, Entry] = {}
         self._built: Mapping[str, Built] = {}
@@ -406,34 +415,19 @@ class Follower(Loop[AuditReport]):
         except OtherProgram as problem:  # whatever was found before, other code may have found
             cause = uncommitted(problem)
             self.report.segments = [SegmentResult(0, steps, "cannot_reproduce", [cause])]
-        self._doubt()
+        excuse_doubts(self.report, self.moved, self.doubts)
         self._result = self.report
         return self.report
 
-    def _doubt(self) -> None:
-        """Accuse nobody of what may be this machine's own: what a program computes of ties and chaos is another thing elsewhere.
 
-        Bytes that contradict what was committed, and what the policy does not allow, are nobody's arithmetic.
-        """
-        accused = [
-            segment
-            for segment in self.report.segments
-            if segment.verdict in ACCUSING
-            and not any(each.is_evidence or each.about == "policy" for each in segment.deviations)
-        ]
-        for segment in accused:
-            course = ProgramCourse.of(segment, self.moved.get(segment.start, {}))
-            if (doubt := self.doubts(course, accused[-1].end)) is not None:
-                segment.verdict = "cannot_reproduce"
-                segment.deviations.insert(0, doubt)
-
-
-def _one_arithmetic(course: ProgramCourse, _: int) -> Deviation | None:
-    """Return the first of what a program computes itself beside its steps."""
+def _one_arithmetic(course: ProgramCourse, _: int) -> Deviation | ProgramCourse:
+    """Return the first of what a program computes itself beside its steps, and or the course: all else accuses."""
     said = "here, under one arithmetic; `tally audit RUN -- python ..` asks others before it accuses"
     at_first = (d for d in course.deviations if d.step == course.first and d.about in COMPUTED)
     each = next(at_first, None)
-    return None if each is None else replace(each, kind="cannot_reproduce", own=f"{own_of(each)[:20]} {said}")
+    return (
+        course if each is None else replace(each, kind="cannot_reproduce", own=f"{own_of(each)[:20]} {said}")
+    )
 
 
 def _entries_of(session: Session) -> dict[str, Entry]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,13 +28,7 @@ from tallystick.cli.options import (
 )
 from tallystick.cli.profiles import rerun_under
 from tallystick.cli.run.judging import Signing, StatementKey, StatementOut, load_signing
-from tallystick.cli.run.programs import (
-    ALONE,
-    OtherArithmetics,
-    arguments_after,
-    refuse_with_program,
-    run_program,
-)
+from tallystick.cli.run.programs import Request, file_of, refuse_with_program, run_program
 from tallystick.cli.run.sampling import (
     AnnouncementFile,
     AnnounceOut,
@@ -63,7 +55,6 @@ from tallystick.store.files import RunDirectory, write_whole
 if TYPE_CHECKING:
     from tallystick.diagnosis.causes import Divergence
     from tallystick.execution.job import JobSource
-    from tallystick.roles.acceptance import Limits
     from tallystick.roles.audit_report import AuditReport
 
 EXIT_CODES: Mapping[str, int] = {
@@ -160,13 +151,11 @@ def audit(
     if isinstance(drawn, Announcement):
         answer(announcement_page(drawn, str(announce)), as_json=as_json)
         return 0
-    from tallystick.roles.acceptance import Limits
-
-    wanted = _Wanted(segment, drawn, Limits(*accepted), out, signing, effort, sampled.is_checked, device)
+    wanted = _Wanted(segment, drawn, accepted, out, signing, effort, sampled.is_checked, device)
     check_device(device)
     if program:
         refuse_with_program(job=job, claim=claim, device=device != "cpu")
-        return _audit_program(program, directory, chosen, wanted, as_json=as_json)
+        return _audit_program(program, context, directory, chosen, wanted, as_json=as_json)
     repetition = _Repetition(directory, choose_source(job, stated), chosen, device)
     if claim is not None:
         return _write_claim(repetition, RunDirectory(claim), as_json=as_json)
@@ -204,7 +193,7 @@ class _Wanted:
 
     segment: tuple[int, int] | None
     drawn: SegmentDraw | None
-    limits: Limits
+    accepted: tuple[float | None, int | None, float | None]  # as ``Limits`` has them
     out: Path | None
     signing: Signing | None
     effort: float
@@ -214,6 +203,7 @@ class _Wanted:
 
 def _audit(repetition: _Repetition, wanted: _Wanted, *, as_json: bool) -> int:
     from tallystick.roles import auditor
+    from tallystick.roles.acceptance import Limits
 
     directory, profile = repetition.directory, repetition.profile
     started = time.perf_counter()
@@ -229,7 +219,7 @@ def _audit(repetition: _Repetition, wanted: _Wanted, *, as_json: bool) -> int:
                 profile=str(profile),
                 jitter=profile.jitter,
                 device=repetition.device,
-                limits=wanted.limits,
+                limits=Limits(*wanted.accepted),
                 progress=display,
             )
     except KeyboardInterrupt:
@@ -240,55 +230,72 @@ def _audit(repetition: _Repetition, wanted: _Wanted, *, as_json: bool) -> int:
 
 
 def _audit_program(
-    command: list[str], directory: RunDirectory, profile: Profile, wanted: _Wanted, *, as_json: bool
+    command: list[str],
+    context: typer.Context,
+    directory: RunDirectory,
+    profile: Profile,
+    wanted: _Wanted,
+    *,
+    as_json: bool,
 ) -> int:
-    """Follow what a program attaches."""
+    """Have a program followed by a process of its own, and by further ones before anybody is accused."""
+    from tallystick.cli.run.second_runs import SecondRuns, follow_first
+
+    if (request := Request.take()) is not None:
+        with request.answering() as answered:
+            return _follow_program(command, directory, profile, wanted, request, answered)
+        return 0  # who asked says what was raised
+    run, started = directory.path.absolute(), time.perf_counter()
+    place = Workplace.of(command, file_of(command), [run])
+    runs = SecondRuns(place, run, profile, load_made_files(directory))
+    try:
+        report, moved = follow_first(context.obj, command, wanted.drawn, quiet=as_json)
+        from tallystick.roles.courses import excuse_doubts
+
+        excuse_doubts(report, moved, runs.doubts)
+    except KeyboardInterrupt:
+        return 130
+    return _conclude(report, wanted, directory, time.perf_counter() - started, None, as_json=as_json)
+
+
+def _follow_program(
+    command: list[str],
+    directory: RunDirectory,
+    profile: Profile,
+    wanted: _Wanted,
+    request: Request,
+    answered: dict[str, Any],
+) -> int:
+    """Follow what a program attaches, here, for the process that asked."""
+    from tallystick.roles.acceptance import Limits
     from tallystick.roles.attached import ARGUMENTS, ProgramRun, arguments_of
     from tallystick.roles.audit_report import AuditReport
-    from tallystick.roles.courses import Moved, ProgramCourse
     from tallystick.roles.follower import Follower
 
-    moved: list[Mapping[int, Moved]] = []
-    started, arguments = time.perf_counter(), arguments_after(command)
-    # Before the program runs, which may set variables and go elsewhere.
-    place = directory.path.absolute()
-    told = os.environ.get(ALONE)
-    others = None
-    if told is None:
-        made = load_made_files(directory)
-        others = OtherArithmetics(Workplace.of(command, [place]), place, made, profile)
+    followers: list[Follower] = []
+    place = directory.path.absolute()  # a program may go elsewhere
 
     def begin() -> Follower:
+        ordered = {"settings": {ARGUMENTS: arguments_of([*request.arguments])}}
         follower = Follower(
-            place, limits=wanted.limits, ordered={"settings": {ARGUMENTS: arguments_of(arguments)}},
-            steps=wanted.segment, sample=wanted.drawn,
-        )  # fmt: skip
+            place, limits=Limits(*wanted.accepted), ordered=ordered, steps=wanted.segment, sample=wanted.drawn
+        )
         follower.has_jitter, follower.report.profile = profile.jitter, str(profile)
         follower.report.directory = str(directory.path)
-        if others is not None:
-            follower.doubts = others.doubts
-        moved.append(follower.moved)
+        follower.doubts = lambda course, _: course  # who asked has them
+        followers.append(follower)
         return follower
 
     display = StepDisplay("audit")
     try:
         with display:
-            report = run_program(command, ProgramRun(begin, display), quiet=as_json).result
+            report = run_program(command, ProgramRun(begin, display)).result
     except KeyboardInterrupt:
         say(f"interrupted after {display.steps} steps: no verdict; {directory.path} is as it was")
-        return 130
-    except TallyError as problem:
-        if told is not None:
-            Path(told).write_text(json.dumps(str(problem)))
-        raise
+        raise typer.Exit(130) from None
     assert isinstance(report, AuditReport)
-    if told is not None:
-        courses = [
-            ProgramCourse.of(each, moved[-1].get(each.start, {})).document() for each in report.segments
-        ]
-        Path(told).write_text(json.dumps(courses))
-        return 0  # who asked says what comes of it
-    return _conclude(report, wanted, directory, time.perf_counter() - started, None, as_json=as_json)
+    answered |= {"report": report.document(), "moved": followers[-1].moved}
+    return 0
 
 
 def _conclude(

@@ -7,31 +7,21 @@ import json
 import os
 import posix
 import sys
-import tempfile
-import time
 import traceback
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tallystick.cli.profiles import OutOfTime, run_aside
-from tallystick.cli.run.workplace import Workplace
-from tallystick.cli.terminal import say
 from tallystick.errors import InvalidInput, JobFailed, TallyError
 from tallystick.execution.program_watch import journal_of_its_own
 
 if TYPE_CHECKING:
-    from tallystick.execution.determinism import Profile
     from tallystick.roles.attached import Attached, ProgramRun
-    from tallystick.roles.audit_report import Deviation
-    from tallystick.roles.courses import ProgramCourse
 
-ALONE = "TALLYSTICK_ONE_ARITHMETIC"  # a file, for a process that is asked what a program comes to under another arithmetic
-LEAST_SECONDS, TIMES = 120.0, 10  # that a program is given to run again; and of what it took first
+ASKED = "TALLYSTICK_PROGRAM_REQUEST"  # a variable, for a process that runs a program for another one
 INTERPRETER = "python"  # how the names of interpreters begin
 
 
@@ -57,6 +47,12 @@ def arguments_after(command: Sequence[str]) -> list[str]:
     return _parsed(command)[2]
 
 
+def file_of(command: Sequence[str]) -> str | None:
+    """Return the word of such a command that is the program's file; None of a module."""
+    is_module, name, _ = _parsed(command)
+    return None if is_module else name
+
+
 def _parsed(command: Sequence[str]) -> tuple[bool, str, list[str]]:
     """Return whether a module is meant, its name or the file, and the program's arguments."""
     first, rest = Path(command[0]).name, list(command[1:])
@@ -78,125 +74,90 @@ def _parsed(command: Sequence[str]) -> tuple[bool, str, list[str]]:
     return False, rest[0], rest[1:]
 
 
-@dataclass
-class OtherArithmetics:
-    """What a program comes to under the other arithmetics of a panel and with noise, each in a process of its own."""
+@dataclass(frozen=True)
+class Request:
+    """What another process of tally asks this one for, which is to run a program and may end with it.
 
-    place: Workplace
-    run: Path
-    made: Sequence[str] = ()  # while the run was recorded
-    profile: Profile | None = None  # here
-    began: float = field(default_factory=time.monotonic)  # before the program runs
-    _seconds: float = 0.0  # for each time that it runs again
-    _without: list[str] = field(default_factory=list[str])
-    _named: list[str] = field(default_factory=list[str])  # files without which the program gave no answer
-    _is_in_place: bool = False  # the copies of the folder are of no use
-    _found: dict[str, list[ProgramCourse]] = field(default_factory=dict[str, "list[ProgramCourse]"])
+    Attributes:
+        answer: the file for what comes of it, JSON.
+        arguments: the program's, as its first run had them.
+        is_elsewhere: whether it is to see other surroundings than there are: processors, and an order of the files in a folder.
+    """
 
-    def doubts(self, own: ProgramCourse, end: int) -> Deviation | None:
-        """Return what of a segment's ``own`` course another arithmetic has otherwise, saying so, or None; they run to ``end``.
+    answer: str
+    arguments: Sequence[str]
+    is_elsewhere: bool = False
 
-        Before, this machine's own is asked for it without the files that the script made while it was recorded.
-        """
-        from tallystick.execution.determinism import Profile
-        from tallystick.roles.courses import find_doubt
-        from tallystick.roles.panel import panel_profiles
+    def encode(self) -> str:
+        """Return it as the text of a variable."""
+        return json.dumps(vars(self))
 
-        if not self._seconds:  # processors' seconds, too: one thread may have to do the work of all
-            took = max(time.monotonic() - self.began, time.process_time())
-            self._seconds = max(LEAST_SECONDS, TIMES * took)
-        first = min(own.deviations, key=lambda each: each.step)
-        if (there := sorted(self.place.names.intersection(self.made))) and self.profile is not None:
-            anew = self._without_files(there, own.start, end)
-            if anew is not None and not anew.deviations:
-                said = f"as stated without {', '.join(there)[:200]}, made when it was recorded: audit where it is not"
-                return replace(first, kind="cannot_reproduce", own=said)
-            own = own if anew is None else anew
-        others: dict[str, ProgramCourse] = {}
-        for profile in (*panel_profiles(), Profile(threads=1, jitter=True)):
-            name = str(profile)
-            try:
-                others[name] = self._course(name, profile, own.start, end)
-            except TallyError as problem:
-                said = f"{first.own[:20]} here; under {profile} the program gave no answer: {problem}"
-                return replace(first, kind="cannot_reproduce", own=said[:300])
-            if self._is_in_place and (said := self._said_of_a_second_time(own, end)):
-                return replace(first, kind="cannot_reproduce", own=said)
-            if (doubt := find_doubt(own, others, is_whole=profile.jitter)) is not None:
-                return doubt
-        return None
+    @classmethod
+    def take(cls) -> Request | None:
+        """Return what this process is asked for, and let no program know of it; None if it is a user's own."""
+        text = os.environ.pop(ASKED, None)
+        return None if text is None else cls(**json.loads(text))
 
-    def _without_files(self, names: list[str], start: int, end: int) -> ProgramCourse | None:
-        """Return this machine's own course where some files are not, and ask the others there, too; None if it has none."""
-        assert self.profile is not None
-        self._without = names
+    @contextmanager
+    def answering(self) -> Generator[dict[str, Any]]:
+        """Inside, make the answer; it is written at the end, or else what was raised."""
+        answer: dict[str, Any] = {}
         try:
-            return self._course("here", self.profile, start, end)
-        except TallyError:  # who names files that the script needs says nothing
-            self._without, self._named = [], names
-            self._found["here"] = []
-            return None
-
-    def _said_of_a_second_time(self, own: ProgramCourse, end: int) -> str:
-        """Return why runs in the folder itself say nothing, where this machine's own second one parts from the run elsewhere."""
-        assert self.profile is not None
-        try:
-            again = self._course("again", self.profile, own.start, end)
+            with _elsewhere() if self.is_elsewhere else nullcontext():
+                yield answer
         except TallyError as problem:
-            return f"run a second time in its folder, the program gave no answer: {problem}"[:300]
-        same = again.first == own.first
-        return "" if same else "run a second time in its folder, the program does something else"
-
-    def _course(self, name: str, profile: Profile, start: int, end: int) -> ProgramCourse:
-        if name not in self._found:
-            self._found[name] = self._followed(profile, end)
-        found = next((each for each in self._found[name] if each.start == start), None)
-        if found is None:
-            raise TallyError(f"it did not come to step {start}")
-        return found
-
-    def _followed(self, profile: Profile, end: int) -> list[ProgramCourse]:
-        """Return what is not as stated in each segment up to ``end``: in a copy of the folder, or in itself."""
-        without = f" without {', '.join(self._without)[:200]}" if self._without else ""
-        say(
-            f"what the program computes differs: it is run again under {profile}{without}, before anybody is accused"
-        )
-        options = ("audit", str(self.run), "--steps", f"0:{end}", "--profile", str(profile), "--")
-        if not self._is_in_place:
-            try:
-                with self.place.anew(self._without) as (folder, command):
-                    return self._told([*options, *command], profile, folder)
-            except TallyError as problem:
-                if self._without or self.profile is None or isinstance(problem, OutOfTime):
-                    raise
-                if self._named:
-                    named = ", ".join(self._named)[:100]
-                    raise TallyError(f"{problem}; {named} was made when it was recorded") from problem
-                say(
-                    f"in a copy of its folder the program gave no answer ({problem}): it is run in the folder"
-                )
-            self._is_in_place = True
-        return self._told([*options, *self.place.command], profile, self.place.folders[0].path)
-
-    def _told(self, arguments: list[str], profile: Profile, folder: Path) -> list[ProgramCourse]:
-        from tallystick.roles.courses import ProgramCourse
-
-        with tempfile.TemporaryDirectory() as held:
-            told = Path(held, "courses.json")
-            code = run_aside(arguments, profile, {ALONE: str(told)}, folder, self._seconds)
-            try:
-                answer = json.loads(told.read_text())
-            except (OSError, ValueError) as problem:
-                raise TallyError(f"it ended with exit code {code}") from problem
-        if isinstance(answer, str):
-            raise TallyError(answer)
-        return [ProgramCourse.parse(each) for each in answer]
+            answer = {"error": str(problem), "kind": type(problem).__name__}
+        Path(self.answer).write_text(json.dumps(answer))
 
 
-def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> Attached:
+@contextmanager
+def _elsewhere() -> Generator[None]:
+    """Inside, Python tells of another number of processors, and of the entries of a folder in another order."""
+    count = 2 if os.cpu_count() == 1 else 1
+    listdir, scandir = os.listdir, os.scandir
+    instead: dict[str, Any] = {
+        "cpu_count": lambda: count,
+        "process_cpu_count": lambda: count,
+        "sched_getaffinity": lambda _: set(range(count)),
+        "listdir": lambda *given: listdir(*given)[::-1],
+        "scandir": lambda *given: _Entries(scandir(*given)),
+    }
+    before = {name: getattr(os, name) for name in instead if hasattr(os, name)}
+    for name in before:
+        setattr(os, name, instead[name])
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(os, name, function)
+
+
+class _Entries:
+    """The entries that ``os.scandir`` gives, the last one first."""
+
+    def __init__(self, found: Any) -> None:
+        with found:
+            self._entries = iter(list(found)[::-1])
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give no more of them."""
+        self._entries = iter(())
+
+
+def run_program(command: Sequence[str], wanted: ProgramRun) -> Attached:
     """Run a program to its end as ``__main__``, and return what it attached, which has ended too.
-
-    ``quiet`` sends what it prints to standard error, and what programs print that it starts.
 
     Raises:
         InvalidInput: it is no Python program, or it attached nothing.
@@ -215,8 +176,6 @@ def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> A
             _told_of_its_end(),
             wanting(wanted),
             journal_of_its_own(),
-            _streams_kept(),
-            _printed_aside() if quiet else nullcontext(),
         ):
             _run(name, main, code)
             if wanted.attached is None:
@@ -236,67 +195,21 @@ def run_program(command: Sequence[str], wanted: ProgramRun, *, quiet: bool) -> A
 
 @contextmanager
 def _told_of_its_end() -> Generator[None]:
-    """Inside, no exit code comes of this process without a verdict; its children leave and are replaced as ever.
-
-    ``os._exit`` is ``sys.exit`` here, and what replaces the process (``os.exec*``) fails.
-    """
-    names, process = ("_exit", "execv", "execve"), os.getpid()
-    before = {(module, name): getattr(module, name) for module in (os, posix) for name in names}
-    leave, replacing = os._exit, {"execv": os.execv, "execve": os.execve}
+    """Inside, ``os._exit`` is ``sys.exit``, so that a program may end as it likes; its children leave as ever."""
+    leave, process = os._exit, os.getpid()
 
     def told(status: int) -> NoReturn:
         if os.getpid() != process:
             leave(status)
         raise SystemExit(status)
 
-    def refused(name: str, *given: Any, **named: Any) -> NoReturn:
-        if os.getpid() != process:
-            replacing[name](*given, **named)
-        raise JobFailed(
-            f"the program would replace its process by another program (os.{name}), and nothing could be said of it: "
-            "start it as what it would become, or let it leave that out"
-        )
-
-    instead = {"_exit": told, **{name: partial(refused, name) for name in replacing}}
-    for module, name in before:  # os.execl, os.execvp and the like call these
-        setattr(module, name, instead[name])
+    for module in (os, posix):
+        setattr(module, "_exit", told)  # noqa: B010  (the stubs have it final)
     try:
         yield
     finally:
-        for (module, name), function in before.items():
-            setattr(module, name, function)
-
-
-@contextmanager
-def _printed_aside() -> Generator[None]:
-    """Inside, what is printed goes to standard error, by file descriptor too."""
-    sys.stdout.flush()
-    try:
-        kept = os.dup(1)
-        os.dup2(2, 1)
-    except OSError:  # one of them is closed
-        kept = None
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        if kept is not None:
-            os.dup2(kept, 1)
-            os.close(kept)
-
-
-@contextmanager
-def _streams_kept() -> Generator[None]:
-    """Inside, closing standard output or error does nothing; afterwards they are what they were, for what is still to be said."""
-    before: dict[str, Any] = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-    for stream in before.values():
-        stream.close = lambda: None
-    try:
-        yield
-    finally:
-        for name, stream in before.items():
-            setattr(sys, name, stream)
-            vars(stream).pop("close", None)
+        for module in (os, posix):
+            setattr(module, "_exit", leave)  # noqa: B010
 
 
 def _load(name: str, *, is_module: bool) -> tuple[ModuleType, CodeType]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,8 +29,14 @@ from tallystick.cli.options import (
 )
 from tallystick.cli.profiles import rerun_under
 from tallystick.cli.run.calibrating import differences, load_choice
-from tallystick.cli.run.programs import arguments_after, refuse_with_program, run_program
-from tallystick.cli.run.workplace import Workplace, write_made_files
+from tallystick.cli.run.programs import (
+    Request,
+    arguments_after,
+    file_of,
+    refuse_with_program,
+    run_program,
+)
+from tallystick.cli.run.workplace import Workplace, load_made_files, write_made_files
 from tallystick.cli.terminal import StepDisplay, answer, say
 from tallystick.errors import InvalidInput, TallyError
 from tallystick.execution.determinism import Profile, check_device, parse_profile
@@ -108,8 +115,9 @@ def record(
             device=None if device == "cpu" else device,
         )  # fmt: skip
         return _record_program(
-            job, RunDirectory(run), rounding, seed, checkpoint_every, chosen, resume=resume, as_json=as_json
-        )
+            job, context.obj, RunDirectory(run), rounding, seed, checkpoint_every, chosen,
+            resume=resume, as_json=as_json,
+        )  # fmt: skip
     settings = parse_settings(setting or [])
     check_device(device)
 
@@ -155,6 +163,7 @@ def _report(directory: RunDirectory, display: StepDisplay, phases: Phases, *, as
 
 def _record_program(
     command: list[str],
+    arguments: list[str],
     directory: RunDirectory,
     policy: Policy,
     seed: int,
@@ -164,32 +173,74 @@ def _record_program(
     resume: bool,
     as_json: bool,
 ) -> int:
-    """Record what a program attaches."""
-    arguments, place = arguments_after(command), directory.path.absolute()  # a program may go elsewhere
-    workplace = Workplace.of(command, [place])
+    """Have a program recorded by a process of its own."""
+    from tallystick.cli.run.second_runs import run_first
 
+    if (request := Request.take()) is not None:
+        with request.answering() as answered:
+            order = _ProgramOrder(policy, seed, checkpoint_every, profile.jitter, resume)
+            _record_attached(command, directory, order, answered)
+        return 0  # who asked says what was raised
+    workplace, place = Workplace.of(command, file_of(command), [directory.path.absolute()]), directory
+    made = load_made_files(directory) if resume else []
+    try:
+        answered = run_first(arguments, command, quiet=as_json)
+    except KeyboardInterrupt:
+        return 130
+    except InvalidInput as problem:
+        if not (there := sorted(workplace.names.intersection(made))):
+            raise
+        named = ", ".join(there)[:200]
+        raise InvalidInput(f"{problem}; or remove what the program made when it began: {named}") from problem
+    finally:
+        if place.specification_path.exists():
+            _note_made_files(place, workplace)
+    report = read_run(directory, read_log=False, recorded_now=answered["steps"], seconds=answered["seconds"])
+    answer(report, as_json=as_json, page=report.summary())
+    return 0
+
+
+def _note_made_files(directory: RunDirectory, workplace: Workplace) -> None:
+    """Write what the program has made, which is advice: a run that is whole does not fail for want of it."""
+    try:
+        write_made_files(directory, workplace)
+    except (TallyError, OSError) as problem:
+        _warn(f"what the program made is not noted: {problem}")
+
+
+@dataclass(frozen=True)
+class _ProgramOrder:
+    """How a program is to be recorded."""
+
+    policy: Policy
+    seed: int
+    checkpoint_every: int
+    has_jitter: bool
+    resume: bool
+
+
+def _record_attached(
+    command: list[str], directory: RunDirectory, order: _ProgramOrder, answered: dict[str, Any]
+) -> None:
+    """Record what a program attaches, here, for the process that asked."""
     from tallystick.roles.attached import ARGUMENTS, ProgramRun, arguments_of
     from tallystick.roles.recorder import Recorder
 
+    place, arguments = directory.path.absolute(), arguments_after(command)  # a program may go elsewhere
+
     def begin() -> Recorder:
         recorder = Recorder(
-            place, policy=policy, steps=None, seed=seed, checkpoint_every=checkpoint_every,
-            settings={ARGUMENTS: arguments_of(arguments)}, resume=resume,
+            place, policy=order.policy, steps=None, seed=order.seed, checkpoint_every=order.checkpoint_every,
+            settings={ARGUMENTS: arguments_of(arguments)}, resume=order.resume,
         )  # fmt: skip
         for text in recorder.notices:
             _warn(f"--resume: {text}")
-        recorder.has_jitter = profile.jitter
-        begun.append(RunDirectory(place))
+        recorder.has_jitter = order.has_jitter
         return recorder
 
-    begun: list[RunDirectory] = []
-    try:
-        with StepDisplay("record") as display, _telling_what_is_kept(directory):
-            attached = run_program(command, ProgramRun(begin, display), quiet=as_json)
-    finally:
-        if begun and begun[0].specification_path.exists():
-            write_made_files(begun[0], workplace)
-    return _report(directory, display, attached.phases, as_json=as_json)
+    with StepDisplay("record") as display, _telling_what_is_kept(directory):
+        attached = run_program(command, ProgramRun(begin, display))
+    answered |= {"steps": display.steps, "seconds": attached.phases.seconds}
 
 
 def _warn(text: str) -> None:

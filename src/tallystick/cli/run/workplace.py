@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,16 @@ from tallystick.errors import TallyError
 from tallystick.store.files import RunDirectory
 from tallystick.store.regular import read_regular
 
-MOST_MADE, MADE_LIMIT = 1_000, 1 << 20  # names of files that a script made, and bytes of them
-LARGEST_COPY = 1 << 20  # bytes of a source
-MOST_ENTRIES = 10_000  # of a folder and below that are looked at; what lies deeper is taken as a whole
+MOST_MADE, MADE_LIMIT = 20_000, 4 << 20  # names of files that a script made, and bytes of them
+MOST_ENTRIES = 100_000  # of a folder and below that are looked at; what lies deeper is taken as a whole
+COPIED = 1 << 30  # bytes of files that are copied, the smallest first; and of what is free this share at most
+SHARE_COPIED = 4
+AS_A_WHOLE = (
+    ".git",
+    "__pycache__",
+    "node_modules",
+)  # no script looks into these; nor into an environment of Python's
+BETWEEN = r":=,;'\"\s"  # what may stand before a path, or behind it
 
 
 @dataclass(frozen=True)
@@ -49,21 +57,33 @@ class FolderListing:
         return made
 
     def mirror(self, place: Path, without: Collection[str] = ()) -> None:
-        """Make of an empty folder what this one was, by links to its files; ``without`` some, and what lies in them.
+        """Make of an empty folder what this one was; ``without`` some of its files, and what lies in them.
 
-        Sources are copies: what one of them finds from where it lies (``Path(__file__).resolve()``) is to be found here.
+        Its files are copied, the smallest first, as a program that runs there may write into them; large ones are links.
+        Sources come before all others: what one of them finds from where it lies (``Path(__file__).resolve()``) is to be found
+        here.
         """
-        left_out = set(without)
+        left_out, files = set(without), list[tuple[bool, int, str]]()
         for name in sorted(self.names, key=lambda each: each.split("/")):
             source = self.path / name
             if name in left_out or name.rpartition("/")[0] in left_out:
                 left_out.add(name)
             elif name in self.opened:
                 (place / name).mkdir()
-            elif name.endswith(".py") and source.is_file() and source.stat().st_size <= LARGEST_COPY:
-                shutil.copy(source, place / name)
+            elif source.is_file():
+                files.append((not name.endswith(".py"), source.stat().st_size, name))
             elif os.path.lexists(source):
                 (place / name).symlink_to(source)
+        left = min(COPIED, shutil.disk_usage(place).free // SHARE_COPIED)
+        for _, size, name in sorted(files):
+            left -= size
+            try:
+                if left < 0:
+                    raise OSError
+                shutil.copy2(self.path / name, place / name)
+            except OSError:  # or nobody may read it
+                (place / name).unlink(missing_ok=True)
+                (place / name).symlink_to(self.path / name)
 
 
 @contextmanager
@@ -77,23 +97,35 @@ def _scratch() -> Generator[Path]:
 
 
 def list_folder(path: Path, besides: Sequence[Path] = ()) -> FolderListing:
-    """Return what lies in a folder, shallow first, without looking into links and the folders ``besides``."""
-    names, opened = set[str](), list[str]()
+    """Return what lies in a folder, shallow first, without looking into the folders ``besides``, nor into one twice."""
+    names, opened, seen = set[str](), list[str](), set[str]()
     todo = [""]
     for folder in todo:  # which grows
         try:
             found = sorted(os.scandir(path / folder), key=lambda entry: entry.name)
         except OSError:
             continue
+        real = os.path.realpath(path / folder)
+        is_whole = folder and any(each.name == "pyvenv.cfg" for each in found)
+        if is_whole or real in seen or (path.is_relative_to(real) and folder):
+            continue
         if len(names) + len(found) > MOST_ENTRIES:
             break
+        seen.add(real)
         opened.append(folder)
         for entry in found:
             name = f"{folder}/{entry.name}" if folder else entry.name
             names.add(name)
-            if entry.is_dir(follow_symlinks=False) and Path(entry.path) not in besides:
+            if entry.name not in AS_A_WHOLE and Path(entry.path) not in besides and _is_folder(entry):
                 todo.append(name)
     return FolderListing(path, frozenset(names), frozenset(opened), besides)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to what nobody may look at
+        return False
 
 
 @dataclass(frozen=True)
@@ -111,16 +143,15 @@ class Workplace:
     folders: Sequence[FolderListing] = field(default_factory=tuple[FolderListing, ...])
 
     @classmethod
-    def of(cls, command: Sequence[str], besides: Sequence[Path] = ()) -> Workplace:
-        """Look at the working folder and at where the program's file lies; not into the folders ``besides``."""
+    def of(cls, command: Sequence[str], file: str | None, besides: Sequence[Path] = ()) -> Workplace:
+        """Look at the working folder and at where the program's ``file`` lies; not into the folders ``besides``."""
         here = Path.cwd()
-        file = next((n for n, word in enumerate(command[:2]) if word.endswith(".py")), None)
         folders = [list_folder(here, besides)]
         if file is not None:
-            lies_in = (here / command[file]).parent.resolve()
+            lies_in = (here / file).parent.resolve()
             if not lies_in.is_relative_to(here):
                 folders.append(list_folder(lies_in, [*besides, here]))
-        return cls(tuple(command), file, tuple(folders))
+        return cls(tuple(command), None if file is None else list(command).index(file), tuple(folders))
 
     @property
     def names(self) -> frozenset[str]:
@@ -128,21 +159,21 @@ class Workplace:
         return frozenset().union(*(listing.names for listing in self.folders))
 
     def made(self) -> list[str]:
-        """Return what has been made in the folders since."""
-        return [name for listing in self.folders for name in listing.made()][:MOST_MADE]
+        """Return what has been made in the folders since, as far as its names are text."""
+        names = (name for listing in self.folders for name in listing.made())
+        return [name for name in names if name.encode("utf-8", "replace").decode() == name][:MOST_MADE]
 
     @contextmanager
-    def anew(self, without: Collection[str] = ()) -> Generator[tuple[Path, list[str]]]:
-        """Give a folder as the working one was before the program ran, and the command there; ``without`` some of its files.
+    def anew(self, without: Collection[str] = ()) -> Generator[Copy]:
+        """Give a copy of the working folder as it was before the program ran, gone in the end; ``without`` some of its files.
 
-        What is written there is gone in the end, but for what is written into files that were there before.
+        What is written there stays there, but for what is written into files that are links.
 
         Raises:
             TallyError: it cannot be made.
         """
-        command = list(self.command)
         if not all(listing.opened for listing in self.folders):  # more lies in one than anybody looks at
-            yield self.folders[0].path, command
+            yield Copy(self.folders[0].path, self.command, {})
             return
         with _scratch() as place:
             places = [Path(place, str(number)) for number in range(len(self.folders))]
@@ -152,17 +183,42 @@ class Workplace:
                     listing.mirror(folder, without)
             except OSError as problem:
                 raise TallyError(f"no copy of the program's folder can be made: {problem}") from problem
+            lead = {str(each.path): str(to) for each, to in zip(self.folders, places, strict=True)}
+            command = [_led(word, lead) for word in self.command]
             if self.file is not None:
-                file = self.folders[0].path / command[self.file]
+                file = self.folders[0].path / self.command[self.file]
                 lies_in, last = file.parent.resolve(), self.folders[-1]
                 command[self.file] = str(places[-1] / lies_in.relative_to(last.path) / file.name)
-            yield places[0], command
+            variables = {name: _led(value, lead) for name, value in os.environ.items()}
+            other = {name: value for name, value in variables.items() if value != os.environ[name]}
+            yield Copy(places[0], command, other)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A folder as a program found it: where it is, the command there, and variables that lead there too."""
+
+    path: Path
+    command: Sequence[str]
+    variables: Mapping[str, str]
+
+
+def _led(text: str, lead: Mapping[str, str]) -> str:
+    """Return ``text`` with each path into a folder led into its copy."""
+    for path, place in lead.items():
+        if path == os.sep:
+            continue
+        text = re.sub(f"(?<![^{BETWEEN}]){re.escape(path)}(?![^/{BETWEEN}])", lambda _, to=place: to, text)
+    return text
 
 
 def write_made_files(directory: RunDirectory, place: Workplace) -> None:
     """Write beside a run what its script has made, now or when the run was begun."""
-    if made := [*dict.fromkeys([*load_made_files(directory), *place.made()])]:
-        directory.write_document(directory.made_files_path, canonical_json({"files": made[:MOST_MADE]}))
+    made = [*dict.fromkeys([*load_made_files(directory), *place.made()])][:MOST_MADE]
+    while len(document := canonical_json({"files": made})) > MADE_LIMIT:
+        made = made[: len(made) // 2]
+    if made:
+        directory.write_document(directory.made_files_path, document)
 
 
 def load_made_files(directory: RunDirectory) -> list[str]:

@@ -1,0 +1,256 @@
+"""A program in processes of their own: first as it is, then again before anybody is accused of what its run states otherwise."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tallystick import errors
+from tallystick.cli.profiles import OutOfTime, run_aside, run_to_its_end
+from tallystick.cli.run.programs import ASKED, Request, arguments_after
+from tallystick.cli.run.workplace import Copy, Workplace
+from tallystick.cli.terminal import say
+from tallystick.errors import JobFailed, TallyError
+
+if TYPE_CHECKING:
+    from tallystick.execution.determinism import Profile
+    from tallystick.roles.audit_report import AuditReport, Deviation
+    from tallystick.roles.courses import Moved, ProgramCourse
+    from tallystick.run.sample import SegmentDraw
+
+LEAST_SECONDS, TIMES = 120.0, 10  # that a program is given to run again; and of what it took first
+MOST_LEFT_OUT = 16  # tries to find out which files a program cannot do without
+ELSEWHERE = "the number of processors, the order of files in a folder, PYTHONHASHSEED or the time zone"
+OTHER_ZONE = "TLY-5:43"  # that of nobody
+
+
+def run_first(
+    arguments: Sequence[str],
+    command: Sequence[str],
+    *,
+    quiet: bool,
+    meanwhile: Callable[[], object] = dict,
+) -> dict[str, Any]:
+    """Return what a tally command says of a program that runs in a process of its own, which sees this one's input and output.
+
+    ``meanwhile`` is done here while it runs.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted, and has said so.
+        TallyError: what it raised; or its process ended without an answer.
+    """
+    with tempfile.TemporaryDirectory() as held:
+        request = Request(str(Path(held, "answer.json")), arguments_after(command))
+        code = run_to_its_end(arguments, {ASKED: request.encode()}, quiet=quiet, meanwhile=meanwhile)
+        answer = _answer(request, code)
+    if "error" not in answer:
+        return answer
+    raise getattr(errors, answer["kind"], TallyError)(answer["error"])
+
+
+def _answer(request: Request, code: int) -> dict[str, Any]:
+    try:
+        return json.loads(Path(request.answer).read_text())
+    except (OSError, ValueError) as problem:
+        if code == 130:
+            raise KeyboardInterrupt from problem
+        raise JobFailed(
+            f"the process of the program ended with exit code {code} before anything could be said of it"
+        ) from problem
+
+
+def follow_first(
+    arguments: Sequence[str], command: Sequence[str], sample: SegmentDraw | None, *, quiet: bool
+) -> tuple[AuditReport, Mapping[int, Moved]]:
+    """Return what following a program finds, by ``run_first``, and where steps that differ led."""
+    answer = run_first(arguments, command, quiet=quiet, meanwhile=_load_reports)
+    from tallystick.roles.audit_report import AuditReport
+
+    moved = {int(start): each for start, each in answer["moved"].items()}
+    return AuditReport.parse(answer["report"], sample), moved
+
+
+def _load_reports() -> None:
+    """Load what reports are read with, and torch with it, which takes a second."""
+    importlib.import_module("tallystick.roles.courses")
+
+
+@dataclass
+class SecondRuns:
+    """What a program comes to elsewhere, under the other arithmetics of a panel, and with noise, each in a process of its own."""
+
+    place: Workplace
+    run: Path
+    profile: Profile  # here
+    made: Sequence[str] = ()  # while the run was recorded
+    began: float = field(default_factory=time.monotonic)  # before the program runs
+    _seconds: float = 0.0  # for each time that it runs again
+    _without: Sequence[str] = ()
+    _needed: list[str] = field(default_factory=list[str])  # files without which the program gave no answer
+    _is_in_place: bool = False  # the copies of the folder are of no use
+    _found: dict[str, list[ProgramCourse]] = field(default_factory=dict[str, "list[ProgramCourse]"])
+
+    def doubts(self, own: ProgramCourse, end: int) -> Deviation | ProgramCourse:
+        """Return why nobody is accused of a segment's ``own`` course, or the course that accuses; programs run to ``end``.
+
+        This machine's own arithmetic is asked for it without the files that the script made while it was recorded, then with
+        another surrounding; then other arithmetics are.
+        """
+        from tallystick.execution.determinism import Profile
+        from tallystick.roles.courses import find_doubt
+        from tallystick.roles.panel import panel_profiles
+
+        self._seconds = self._seconds or max(LEAST_SECONDS, TIMES * self._taken())
+        first = min(own.deviations, key=lambda each: each.step)
+        if there := sorted(self.place.names.intersection(self.made)):
+            anew = self._without_files(there, own.start, end)
+            if anew is not None and not anew.deviations:
+                named = ", ".join(self._without)[:200]
+                said = f"as stated without {named}, made when it was recorded: audit where it is not"
+                return replace(first, kind="cannot_reproduce", own=said)
+            own = own if anew is None else anew
+        if said := self._said_of_other_runs(own, end):
+            return replace(first, kind="cannot_reproduce", own=said[:300])
+        others: dict[str, ProgramCourse] = {}
+        for profile in (*panel_profiles(), Profile(threads=1, jitter=True)):
+            name = str(profile)
+            try:
+                others[name] = self._course(name, profile, own.start, end)
+            except TallyError as problem:
+                said = f"{first.own[:20]} here; under {profile} the program gave no answer: {problem}"
+                return replace(first, kind="cannot_reproduce", own=said[:300])
+            if (doubt := find_doubt(own, others, is_whole=profile.jitter)) is not None:
+                return doubt
+        return own
+
+    def _taken(self) -> float:
+        """Return the seconds since the program began, of processors if those are more: one thread may do the work of all."""
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return max(time.monotonic() - self.began, spent.ru_utime + spent.ru_stime)
+
+    def _without_files(self, names: list[str], start: int, end: int) -> ProgramCourse | None:
+        """Return this machine's own course where some files are not, and ask the others there, too; None if it has none.
+
+        Files that the program cannot do without stay: who names what it reads says nothing.
+        """
+        tries = MOST_LEFT_OUT
+
+        def ask(without: Sequence[str]) -> ProgramCourse | None:
+            nonlocal tries
+            tries, self._without = tries - 1, without
+            self._found.pop("here", None)
+            try:
+                return self._course("here", self.profile, start, end) if tries >= 0 else None
+            except TallyError:
+                return None
+
+        def needed(among: list[str]) -> list[str]:
+            """Return which of these it needs, of which it needs some."""
+            if len(among) == 1:
+                return among
+            half = len(among) // 2
+            parts = (among[:half], among[half:])
+            return [name for part in parts if ask(part) is None for name in needed(part)]
+
+        course = ask(names)
+        if course is None and len(names) > 1:
+            self._needed = needed(names)
+            rest, tries = [name for name in names if name not in self._needed], 1
+            course = ask(rest) if rest else None
+        if course is None:
+            self._without, self._needed = (), names
+        return course
+
+    def _said_of_other_runs(self, own: ProgramCourse, end: int) -> str:
+        """Return why second runs of this very arithmetic say nothing, or that they hang on what is around them; empty if neither.
+
+        Where a copy of the folder is at fault, they run in the folder itself from here on.
+        """
+        from tallystick.roles.courses import ProgramCourse
+
+        def asked(name: str) -> ProgramCourse | TallyError:
+            try:
+                return self._course(name, self.profile, own.start, end)
+            except TallyError as problem:
+                return problem
+
+        while True:
+            elsewhere = asked("elsewhere")
+            if isinstance(elsewhere, ProgramCourse) and own.is_as(elsewhere):
+                return ""
+            again = asked("again")
+            if isinstance(again, ProgramCourse) and own.is_as(again):
+                how = f"no answer: {elsewhere}" if isinstance(elsewhere, TallyError) else "another thing"
+                return f"elsewhere {how}: it depends on {ELSEWHERE}"
+            said = "the program does something else"
+            if isinstance(again, TallyError):
+                said = f"the program gave no answer: {again}"
+            if self._needed:
+                return f"run a second time, {said}; {', '.join(self._needed)[:100]} was made when it was recorded"
+            if self._is_in_place or self._without or isinstance(again, OutOfTime):
+                return f"run a second time, {said}"
+            say(f"in a copy of its folder {said}: it is run again in the folder itself")
+            self._is_in_place = True
+            self._found.clear()
+
+    def _course(self, name: str, profile: Profile, start: int, end: int) -> ProgramCourse:
+        if name not in self._found:
+            self._found[name] = self._followed(profile, end, is_elsewhere=name == "elsewhere")
+        found = next((each for each in self._found[name] if each.start == start), None)
+        if found is None:
+            raise TallyError(f"it did not come to step {start}")
+        return found
+
+    def _followed(self, profile: Profile, end: int, *, is_elsewhere: bool) -> list[ProgramCourse]:
+        """Return what is not as stated in each segment up to ``end``: in a copy of the folder, or in itself."""
+        without = f" without {', '.join(self._without)[:200]}" if self._without else ""
+        where = f" with another of {ELSEWHERE}" if is_elsewhere else ""
+        say(
+            f"what the program computes differs: it is run again under {profile}{where}{without}, before anybody is accused"
+        )
+        if self._is_in_place:
+            copy = Copy(self.place.folders[0].path, self.place.command, {})
+            return self._told(profile, copy, end, is_elsewhere=is_elsewhere)
+        with self.place.anew(self._without) as copy:
+            return self._told(profile, copy, end, is_elsewhere=is_elsewhere)
+
+    def _told(self, profile: Profile, copy: Copy, end: int, *, is_elsewhere: bool) -> list[ProgramCourse]:
+        from tallystick.roles.audit_report import AuditReport
+        from tallystick.roles.courses import ProgramCourse
+
+        command = [
+            "audit",
+            str(self.run),
+            "--steps",
+            f"0:{end}",
+            "--profile",
+            str(profile),
+            "--",
+            *copy.command,
+        ]
+        with tempfile.TemporaryDirectory() as held:
+            file, arguments = str(Path(held, "answer.json")), arguments_after(self.place.command)
+            request = Request(file, arguments, is_elsewhere)
+            variables = {**copy.variables, **(_other_surroundings() if is_elsewhere else {})}
+            code = run_aside(
+                command, profile, {**variables, ASKED: request.encode()}, copy.path, self._seconds
+            )
+            answer = _answer(request, code)
+        if "error" in answer:
+            raise TallyError(answer["error"])
+        report = AuditReport.parse(answer["report"], None)
+        return [ProgramCourse.of(each, answer["moved"].get(str(each.start), {})) for each in report.segments]
+
+
+def _other_surroundings() -> dict[str, str]:
+    """Return variables of which Python makes something else, and that a program need not read for that."""
+    seed = "1" if os.environ.get("PYTHONHASHSEED", "0") == "0" else "0"
+    return {"PYTHONHASHSEED": seed, "TZ": OTHER_ZONE}

@@ -1,0 +1,243 @@
+"""What a script takes from the machine, and what it leaves there: nobody is accused of it, and no lie hides behind it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallystick.cli.main import main
+from tallystick.roles import panel
+from tallystick.store.files import RunDirectory
+from tallystick.testing.cheats import forge
+
+SCRIPT = """
+import os
+import torch
+import tallystick
+{before}
+torch.manual_seed(0)
+model = torch.nn.Linear(5, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+draw = torch.Generator().manual_seed({seed})
+tallystick.attach(model, optimizer)
+for _ in range(8):
+    x = torch.randint(-128, 128, (6, 5), generator=draw) / 64
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+{after}
+"""
+
+
+@pytest.fixture(autouse=True)
+def only_noise_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of other arithmetics."""
+    monkeypatch.setattr(panel, "panel_profiles", lambda: ())
+    monkeypatch.chdir(tmp_path)
+
+
+def write(before: str = "", seed: str = "1", after: str = "", name: str = "train.py") -> None:
+    Path(name).parent.mkdir(exist_ok=True, parents=True)
+    Path(name).write_text(SCRIPT.format(before=before, seed=seed, after=after))
+
+
+def record(*command: str) -> list[str]:
+    program = ["--", *(command or ("python", "train.py"))]
+    assert main(["record", "--policy", "fp32", "--run", "run", *program]) == 0
+    return program
+
+
+def lie() -> None:
+    other = (0.5).hex()
+    forge(
+        RunDirectory(Path("run")),
+        lambda each: replace(each, schedule=((0, "lr", other),)) if each.step == 3 else each,
+    )
+
+
+def audit(program: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str, dict[str, Any]]:
+    capfd.readouterr()
+    code = main(["audit", "run", "--json", *program])
+    report = json.loads(capfd.readouterr().out)
+    return code, report["verdict"], report["first"] or {}
+
+
+ZONE = "import time\nfrom datetime import datetime\ntime.tzset()\n"
+HANGING = {
+    "processors": ("len(os.sched_getaffinity(0))", {}),
+    "folder": ("int(next(iter(os.scandir('data'))).name)", {}),
+    "glob": ("int(os.path.basename(__import__('glob').glob('data/*')[0]))", {}),
+    "hash": ("hash('a') % 1000", {"PYTHONHASHSEED": "7"}),
+    "zone": ("datetime.fromtimestamp(0).hour", {"TZ": "Asia/Tokyo"}),
+}
+
+
+@pytest.mark.parametrize("what", HANGING)
+def test_what_a_script_takes_from_the_machine_accuses_nobody(
+    what: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The trainer's machine has other processors, another file system, another hash seed or time zone."""
+    Path("data").mkdir()
+    for name in ("10", "11", "12"):
+        Path("data", name).touch()
+    seed, variables = HANGING[what]
+    # What another machine would say, where no variable says so: committed to, as another file would be.
+    there = {"processors": "64", "folder": "99", "glob": "99"}.get(what)
+    write(before=ZONE, seed=seed)
+    with monkeypatch.context() as trainers:
+        for name, value in variables.items():
+            trainers.setenv(name, value)
+        if there is not None:
+            trainers.setenv("PYTHONPATH", str(Path("other").absolute()))
+            Path("other").mkdir()
+            told = {
+                "processors": f"os.sched_getaffinity = lambda _: range({there})\n",
+                "folder": (
+                    "real = os.scandir\n"
+                    f"other = [type('Entry', (), {{'name': '{there}'}})]\n"
+                    "os.scandir = lambda path='.': iter(other) if path == 'data' else real(path)\n"
+                ),
+                "glob": f"import glob\nglob.glob = lambda *_: ['data/{there}']\n",
+            }[what]
+            Path("other", "sitecustomize.py").write_text("import os\n" + told)
+        program = record()
+    code, verdict, first = audit(program, capfd)
+    assert (code, verdict) == (3, "cannot_reproduce"), first
+    assert "it depends on the number of processors, the order of files" in first["own"]
+
+
+@pytest.mark.parametrize("what", ["processors", "glob"])
+def test_what_no_step_hangs_on_hides_no_lie(what: str, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("data").mkdir()
+    for name in ("10", "11", "12"):
+        Path("data", name).touch()
+    write(before=f"asked = {HANGING[what][0]}")
+    program = record()
+    lie()
+    code, verdict, first = audit(program, capfd)
+    assert (code, verdict, first["step"]) == (1, "mismatch", 3)
+
+
+@pytest.mark.parametrize("how", ["absolute", "variable", "linked"])
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_cache_is_left_out_however_a_script_comes_to_it(
+    how: str, lies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = {"absolute": "__import__('sys').argv[1]", "variable": "os.environ['CACHE']", "linked": "'data/c'"}
+    keeping = f"name = {name[how]}\nseed = 2 if os.path.exists(name) else 1\nopen(name, 'w').close()"
+    (Path("..") / f"{tmp_path.name}-disk").mkdir()
+    Path("data").symlink_to(f"../{tmp_path.name}-disk")
+    monkeypatch.setenv("CACHE", str(tmp_path / "cache"))
+    write(before=keeping, seed="seed")
+    program = record("python", "train.py", *([str(tmp_path / "cache")] if how == "absolute" else []))
+    made = "data/c" if how == "linked" else "cache"
+    assert json.loads(Path("run/made-files.json").read_text()) == {"files": [made]}
+    if lies:
+        lie()
+    code, verdict, first = audit(program, capfd)
+    if lies:
+        assert (code, verdict, first["step"]) == (1, "mismatch", 3)
+    else:
+        assert (code, verdict) == (3, "cannot_reproduce"), first
+        assert f"as stated without {made}" in first["own"]
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_of_what_a_script_made_it_keeps_what_it_cannot_do_without(
+    lies: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A download whose source is gone, and a checkpoint that it goes on from."""
+    getting = "from pathlib import Path\nif not Path('data').exists():\n    Path('source').rename('data')\n"
+    going_on = (
+        "seed = 2 if Path('a').exists() or Path('b').exists() else 1\nPath('a').touch(), Path('b').touch()"
+    )
+    write(before=getting + going_on, seed="seed")
+    Path("source").touch()
+    program = record()
+    assert json.loads(Path("run/made-files.json").read_text()) == {"files": ["a", "b", "data"]}
+    if lies:
+        lie()
+    code, verdict, first = audit(program, capfd)
+    if lies:
+        assert (code, verdict, first["step"]) == (1, "mismatch", 3)
+    else:
+        assert (code, verdict) == (3, "cannot_reproduce"), first
+        assert "as stated without a, b" in first["own"]
+
+
+def test_many_files_and_names_that_are_no_text_are_noted(capfd: pytest.CaptureFixture[str]) -> None:
+    making = (
+        "for n in range(1200):\n    open(f'features/{n:04}', 'w').close()\nopen(b'caf\\xe9', 'w').close()"
+    )
+    there = "seed = 1 + len(os.listdir('features'))"
+    Path("features").mkdir()
+    write(before=there, seed="seed", after=making)
+    program = record()
+    made = json.loads(Path("run/made-files.json").read_text())["files"]
+    assert made == [f"features/{n:04}" for n in range(1200)]
+    code, verdict, first = audit(program, capfd)
+    assert (code, verdict) == (3, "cannot_reproduce")
+    assert "as stated without features/0000" in first["own"]
+
+
+def test_a_second_run_writes_into_no_file_of_the_auditors(capfd: pytest.CaptureFixture[str]) -> None:
+    """What its first run left there is what the auditor's own program wrote."""
+    write(after="open('train.log', 'a').write('one run\\n')")
+    Path("train.log").touch()
+    program = record()
+    lie()
+    Path("train.log").write_text("")
+    assert audit(program, capfd)[:2] == (1, "mismatch")
+    assert Path("train.log").read_text() == "one run\n"
+
+
+@pytest.mark.parametrize("name", ["bin/train", "../bin/train"])
+def test_a_program_of_any_name_and_place_is_asked_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    write(name=name)
+    program = record("python", name)
+    lie()
+    code, verdict, first = audit(program, capfd)
+    assert (code, verdict, first["step"]) == (1, "mismatch", 3)
+
+
+def test_what_lies_too_deep_for_a_copy_is_found_in_the_folder_itself(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A walk goes into no link, and would find other data in the copy: that is no reason to accuse nobody."""
+    monkeypatch.setattr("tallystick.cli.run.workplace.MOST_ENTRIES", 12)
+    for n in range(20):
+        Path("data/a").mkdir(parents=True, exist_ok=True)
+        Path(f"data/a/{n}").touch()
+    write(before="seed = sum(len(files) for _, _, files in os.walk('data'))", seed="seed")
+    program = record()
+    lie()
+    capfd.readouterr()
+    code = main(["audit", "run", "--json", *program])
+    printed = capfd.readouterr()
+    report = json.loads(printed.out)
+    assert "it is run again in the folder itself" in printed.err
+    assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 3)
+
+
+def test_resuming_names_what_the_script_made_when_it_began(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = "seed = 2 if os.path.exists('cache') else 1\nopen('cache', 'w').close()"
+    write(before=lines, seed="seed", after="assert os.path.exists('../whole')")
+    command = ["record", "--policy", "fp32", "--run", "run", "--checkpoint-every", "4"]
+    program = ["--", "python", "train.py"]
+    assert main([*command, *program]) == 2
+    (whole := tmp_path.parent / "whole").touch()
+    assert main([*command, "--resume", *program]) == 2
+    assert "or remove what the program made when it began: cache" in capfd.readouterr().err.replace("\n", " ")
+    Path("cache").unlink()
+    assert main([*command, "--resume", *program]) == 0
+    whole.unlink()
