@@ -89,9 +89,8 @@ def measure_exchange(
     """
     at = segment // 2
     with ProcessPoolExecutor(1, get_context("spawn")) as apart:  # the parties need the memory that this takes
-        source, _, run, claim = apart.submit(
-            make_false_run, place, job, policy, segment, say, settings
-        ).result()
+        made = apart.submit(make_false_run, place, job, policy, segment, say, settings)
+    source, _, run, claim = made.result()
     (place / "program.py").write_bytes(source.source + SWAPPING.format(at=at).encode())
     last = run.load_transcript().checkpoints()[-1]
     state_bytes = run.load_held(last.steps_done, last.state_root).nbytes
@@ -119,14 +118,12 @@ def measure_exchange(
         seconds = time.perf_counter() - began
         worked = {party: _answer_of(answering[party], party, (0,)) for party in PARTIES}
     finally:
-        for process in answering.values():
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-    found = ruled["operator"]
+        for process in (each for each in answering.values() if each.poll() is None):
+            process.kill()
+            process.communicate()
+    found, exchange = ruled["operator"], ruled["exchange"]
     if ruled["loser"] != "trainer" or found is None or found["operator"] is None:
         raise TallyError(f"bench: the trainer did not lose at an operator: {ruled['reason']}")
-    exchange = ruled["exchange"]
     parties: dict[str, PartyCost] = {
         party: _cost(exchange["parties"][party], worked[party]) for party in PARTIES
     }
