@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,10 +73,14 @@ def audit(program: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, s
 ZONE = "import time\nfrom datetime import datetime\ntime.tzset()\n"
 HANGING = {
     "processors": ("len(os.sched_getaffinity(0))", {}),
+    "half of the processors": ("max(1, os.cpu_count() // 2)", {}),
+    "few processors": ("min(4, os.cpu_count())", {}),
     "folder": ("int(next(iter(os.scandir('data'))).name)", {}),
     "glob": ("int(os.path.basename(__import__('glob').glob('data/*')[0]))", {}),
     "hash": ("hash('a') % 1000", {"PYTHONHASHSEED": "7"}),
     "zone": ("datetime.fromtimestamp(0).hour", {"TZ": "Asia/Tokyo"}),
+    "clock": ("time.localtime().tm_year", {}),
+    "host": ("len(__import__('socket').gethostname())", {}),
 }
 
 
@@ -86,7 +94,15 @@ def test_what_a_script_takes_from_the_machine_accuses_nobody(
         Path("data", name).touch()
     seed, variables = HANGING[what]
     # What another machine would say, where no variable says so: committed to, as another file would be.
-    there = {"processors": "64", "folder": "99", "glob": "99"}.get(what)
+    there = {
+        "processors": "64",
+        "half of the processors": "64",
+        "few processors": "1",
+        "folder": "99",
+        "glob": "99",
+        "clock": "99",
+        "host": "99",
+    }.get(what)
     write(before=ZONE, seed=seed)
     with monkeypatch.context() as trainers:
         for name, value in variables.items():
@@ -95,27 +111,90 @@ def test_what_a_script_takes_from_the_machine_accuses_nobody(
             trainers.setenv("PYTHONPATH", str(Path("other").absolute()))
             Path("other").mkdir()
             told = {
+                "half of the processors": f"os.cpu_count = lambda: {there}\n",
+                "few processors": f"os.cpu_count = lambda: {there}\n",
                 "processors": f"os.sched_getaffinity = lambda _: range({there})\n",
                 "folder": (
                     "real = os.scandir\n"
                     f"other = [type('Entry', (), {{'name': '{there}'}})]\n"
                     "os.scandir = lambda path='.': iter(other) if path == 'data' else real(path)\n"
                 ),
+                "clock": f"import time\ntime.localtime = lambda *_: time.struct_time(({there},) + (1,) * 8)\n",
+                "host": f"import socket\nsocket.gethostname = lambda: 'h' * {there}\n",
                 "glob": f"import glob\nglob.glob = lambda *_: ['data/{there}']\n",
             }[what]
             Path("other", "sitecustomize.py").write_text("import os\n" + told)
-        program = record()
+        if what == "hash":  # by its environment alone, where no variable of Python's is noted
+            trainers.setenv("TALLYSTICK_RECORD", "run")
+            assert subprocess.run([sys.executable, "train.py"], check=False).returncode == 0
+        program = ["--", "python", "train.py"] if what == "hash" else record()
     code, verdict, first = audit(program, capfd)
     assert (code, verdict) == (3, "cannot_reproduce"), first
-    assert "it depends on the number of processors, the order of files" in first["own"]
+    assert "it depends on the clock, the host, the number of processors" in first["own"]
 
 
-@pytest.mark.parametrize("what", ["processors", "glob"])
+def test_another_hash_seed_is_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two labels have one order under half of all seeds: asking for others is no proof."""
+    write(seed="1 + list({'pos', 'neg'}).index('pos')")
+    found = set[tuple[int, str]]()
+    for seed in (1, 7):  # of 0, and of 1, the one order; of 7 the other
+        with monkeypatch.context() as trainers:
+            trainers.setenv("PYTHONHASHSEED", str(seed))
+            program = record()
+        code, _, first = audit(program, capfd)
+        found.add((code, first.get("subject", "")))
+        shutil.rmtree("run")
+    assert found == {(0, ""), (3, "environment variable PYTHONHASHSEED")}
+
+
+LEAVING = {
+    "watchdog": ("threading.Thread(target=lambda: (time.sleep(1), os._exit(3))).start()\ntime.sleep(600)", 2),
+    "thread": ("threading.Thread(target=lambda: time.sleep(600)).start()\nos._exit(0)", 0),
+    "forked": (
+        "child = os.fork()\nif child == 0:\n    sys.exit(5)\nassert os.waitpid(child, 0)[1] == 5 << 8",
+        0,
+    ),
+    "fallen off": (
+        "child = os.fork()\nif child == 0:\n    pass\nelse:\n    assert os.waitpid(child, 0)[1] == 0",
+        0,
+    ),
+    "raising": (
+        "child = os.fork()\nif child == 0:\n    raise ValueError\nassert os.waitpid(child, 0)[1] == 1 << 8",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", LEAVING)
+def test_a_program_ends_as_it_does_alone(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """It hung, or its end was somebody else's."""
+    after, code = LEAVING[how]
+    write(before="import sys, threading, time", after=after)
+    program = ["--", "python", "train.py"]
+    assert main(["record", "--policy", "fp32", "--run", "run", *program]) == code
+    assert code == 0 or "ended with exit code 3 before anything" in capfd.readouterr().err
+
+
+def test_a_program_that_removes_temporary_files_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (place := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    removing = "import shutil\nfor name in os.scandir(os.environ['TMPDIR']):\n    shutil.rmtree(name)"
+    write(after=removing)
+    program = record()
+    assert audit(program, capfd)[0] == 0
+
+
+@pytest.mark.parametrize("what", ["processors", "glob", "fails on one"])
 def test_what_no_step_hangs_on_hides_no_lie(what: str, capfd: pytest.CaptureFixture[str]) -> None:
     Path("data").mkdir()
     for name in ("10", "11", "12"):
         Path("data", name).touch()
-    write(before=f"asked = {HANGING[what][0]}")
+    asked = "1 // (os.cpu_count() // 2) or 1" if what == "fails on one" else HANGING[what][0]
+    write(before=f"asked = {asked}")
     program = record()
     lie()
     code, verdict, first = audit(program, capfd)
@@ -169,6 +248,21 @@ def test_of_what_a_script_made_it_keeps_what_it_cannot_do_without(
         assert "as stated without a, b" in first["own"]
 
 
+def test_what_an_audit_before_made_accuses_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    """A new number, and a new seed, for each run in a folder: the names are others each time."""
+    lines = "seed = len([name for name in os.listdir('runs') if name.isdigit()])\nos.mkdir(f'runs/{seed}')"
+    Path("runs").mkdir()
+    Path("runs/.gitkeep").touch()
+    write(before=lines, seed="seed")
+    program = record()
+    assert json.loads(Path("run/made-files.json").read_text()) == {"files": ["runs/0"]}
+    Path("runs/0").rmdir()
+    for code in (0, 3, 3, 3):
+        assert audit(program, capfd)[0] == code
+    lie()
+    assert audit(program, capfd)[0] == 1
+
+
 def test_many_files_and_names_that_are_no_text_are_noted(capfd: pytest.CaptureFixture[str]) -> None:
     making = (
         "for n in range(1200):\n    open(f'features/{n:04}', 'w').close()\nopen(b'caf\\xe9', 'w').close()"
@@ -206,6 +300,54 @@ def test_a_program_of_any_name_and_place_is_asked_again(
     lie()
     code, verdict, first = audit(program, capfd)
     assert (code, verdict, first["step"]) == (1, "mismatch", 3)
+
+
+SPLIT = "from hashlib import sha256\nseed = int.from_bytes(sha256(str(ROOT).encode()).digest()[:4])"
+NAMED = "seed = len(__import__('pathlib').Path.cwd().name)"
+NEWEST = "seed = int(max(os.listdir('data'), key=lambda name: os.path.getmtime('data/' + name)))"
+
+
+@pytest.mark.parametrize(
+    "before", [SPLIT.replace("ROOT", "__file__"), SPLIT.replace("ROOT", "os.getcwd()"), NAMED, NEWEST]
+)
+def test_a_script_that_hangs_on_where_it_lies_accuses_nobody(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As one does that splits its data by a hash of the files' paths."""
+    for who in ("trainer", "an-auditor"):
+        Path(who, "data").mkdir(parents=True)
+        for time, name in enumerate(("1", "2") if who == "trainer" else ("2", "1")):
+            (file := Path(who, "data", name)).touch()
+            os.utime(file, (time, time))
+        write(before=before, seed="seed", name=f"{who}/train.py")
+    monkeypatch.chdir(tmp_path / "trainer")
+    program = record()
+    monkeypatch.chdir(tmp_path / "an-auditor")
+    Path("run").symlink_to("../trainer/run")
+    code, verdict, first = audit(program, capfd)
+    assert (code, verdict) == (3, "cannot_reproduce"), first
+    assert "it depends on where it lies or on times" in first["own"]
+
+
+def test_what_lies_around_a_folder_lies_around_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A script that reads `../data`, or what lies beside its folder's folder, is asked again in a copy."""
+    (tmp_path / "a" / "work").mkdir(parents=True)
+    (tmp_path / "seed").write_text("1")
+    (tmp_path / "a" / "data").write_text("1")
+    monkeypatch.chdir(tmp_path / "a" / "work")
+    write(
+        before="seed = int(open('../data').read()) * int(open('../../seed').read())",
+        seed="seed",
+        after="open('../work/log', 'w')",
+    )
+    program = record()
+    lie()
+    Path("log").unlink()
+    capfd.readouterr()
+    assert main(["audit", "run", "--json", *program]) == 1
+    assert "in the folder itself" not in capfd.readouterr().err
 
 
 def test_what_lies_too_deep_for_a_copy_is_found_in_the_folder_itself(

@@ -171,7 +171,7 @@ def test_other_data_are_held_against_a_trainer_where_every_arithmetic_has_the_sa
         found = Deviation(3, "mismatch", "batch digest", None, own, "stated", "data")
         return ProgramCourse(start, [found] if own else [], {})
 
-    def followed(profile: Profile, end: int, *, is_elsewhere: bool) -> list[ProgramCourse]:
+    def followed(profile: Profile, *_: object) -> list[ProgramCourse]:
         if profile == Profile():
             return [course("aa")]
         if elsewhere is None:
@@ -436,7 +436,8 @@ def test_a_folder_is_mirrored_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
             ".git", ".venv", "again", "data", "data/a.csv", "data/deep", "data/deep/b.csv", "link", "link/kept", "run",
             "train.py",
         ]  # fmt: skip
-        assert [each.name for each in folder.rglob("*") if each.is_symlink()] == [
+        assert (folder / "again").resolve() == (folder / "data").resolve()
+        assert sorted(each.name for each in folder.rglob("*") if each.is_symlink()) == [
             ".git",
             ".venv",
             "again",
@@ -453,7 +454,7 @@ def test_a_folder_is_mirrored_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
         (folder / "data" / "deep" / "new").write_text("gone in the end")
     assert not folder.exists() and not (work / "data" / "deep" / "new").exists()
     assert (work / "data" / "a.csv").read_text() == "data/a.csv"
-    monkeypatch.setattr("tallystick.cli.run.workplace.MOST_ENTRIES", 10)
+    monkeypatch.setattr("tallystick.cli.run.workplace.MOST_ENTRIES", 8)
     assert list_folder(work).opened == {""}
     monkeypatch.setattr("tallystick.cli.run.workplace.MOST_ENTRIES", 1)
     with Workplace.of(["python", "train.py"], "train.py").anew() as copy:

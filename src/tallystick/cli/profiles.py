@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from tallystick.errors import Nondeterminism, TallyError
 from tallystick.execution.determinism import INSTRUCTION_SETS, Profile
@@ -67,13 +68,9 @@ def run_to_its_end(
     def pass_on(number: int, _: FrameType | None) -> None:
         child.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _signals(pass_on, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
         meanwhile()
         code = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return 128 - code if code < 0 else code
 
 
@@ -122,22 +119,42 @@ def run_aside(
         TallyError: it could not be started, or has not ended after so many ``seconds``, when it is killed.
     """
     try:
-        child = subprocess.run(
+        child = subprocess.Popen(
             python("-m", "tallystick", *arguments),
             cwd=folder,
             env=_variables(profile, environment, keeps=profile.instructions == "native"),
             stdin=subprocess.DEVNULL,
             stdout=2,
-            check=False,
-            timeout=seconds,
+            start_new_session=True,  # what it starts ends with it
         )
-    except subprocess.TimeoutExpired as problem:
-        raise OutOfTime(f"it has not ended in {seconds:.0f} seconds") from problem
     except OSError as problem:  # standard error has been closed, say
         raise TallyError(f"cannot be started: {problem}") from problem
-    if child.returncode == 130:
-        raise KeyboardInterrupt
-    return child.returncode
+    try:
+        with _signals(_leave, (signal.SIGTERM, signal.SIGHUP)):
+            return child.wait(seconds)
+    except subprocess.TimeoutExpired as problem:
+        raise OutOfTime(f"it has not ended in {seconds:.0f} seconds") from problem
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _leave(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def _signals(
+    handler: Callable[[int, FrameType | None], object], numbers: Sequence[signal.Signals]
+) -> Generator[None]:
+    """Inside, signals are handled so."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, each in before.items():
+            signal.signal(number, each)
 
 
 def _variables(profile: Profile, more: Mapping[str, str], *, keeps: bool = False) -> dict[str, str]:

@@ -16,6 +16,7 @@ import platform
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tallystick.execution.job import JobSource
 from tallystick.roles.panel import PanelQuestion, opinions_on, same_arithmetic
 
 ELSEWHERE_SECONDS = 400 * 86400 + 12345  # another year, month, weekday, hour and minute
+MANY_PROCESSORS = 61
 STEPS_BEFORE = 2  # that a process takes before the one that all repeat
 PARTS = {
     "settings": "optimizer and scheduler",
@@ -103,20 +105,29 @@ def shift_clock(seconds: int) -> None:
 def shift_place(number: int) -> None:
     """Let this process, from now on, seem to be on another machine: order of directories, processors and name.
 
-    Of two with the numbers 1 and 2 no directory of two files has one order.
+    With an odd number it has one processor and lists directories from their end, else many, in an order that is nobody's. What
+    hangs on processors (``count // 2``, ``min(4, count)``) or on an order (the one in the middle) is another thing in one of two.
     """
     if not number:
         return
-    listed, scanned, processors = os.listdir, os.scandir, os.cpu_count
+    listed, scanned, is_odd = os.listdir, os.scandir, number % 2 == 1
+    processors = 1 if is_odd else MANY_PROCESSORS
+
+    def shuffled(entries: list[Any]) -> list[Any]:
+        if is_odd:
+            return entries[::-1]
+        return sorted(entries, key=lambda each: sha256(os.fsencode(getattr(each, "name", each))).digest())
+
     later: dict[str, Any] = {
-        "listdir": lambda path=".": sorted(listed(path), reverse=number % 2 == 1),
-        "scandir": lambda path=".": _Entries(
-            sorted(scanned(path), key=lambda entry: entry.name, reverse=number % 2 == 1)
-        ),
-        "cpu_count": lambda: (processors() or 1) + number,
+        "listdir": lambda path=".": shuffled(listed(path)),
+        "scandir": lambda path=".": _Entries(shuffled(list(scanned(path)))),
+        "cpu_count": lambda: processors,
+        "process_cpu_count": lambda: processors,
+        "sched_getaffinity": lambda _: set(range(processors)),
     }
     for name, function in later.items():
-        setattr(os, name, function)
+        if hasattr(os, name):
+            setattr(os, name, function)
 
     def name_elsewhere() -> str:
         return f"elsewhere-{number}"

@@ -1,14 +1,18 @@
-"""Commands in processes of their own: which arithmetic they have."""
+"""Commands in processes of their own: which arithmetic they have, and when they end."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from tallystick.cli import profiles
 from tallystick.cli.profiles import OutOfTime, run_aside
 from tallystick.execution.determinism import Profile
 
@@ -20,18 +24,55 @@ def test_a_second_run_has_the_arithmetic_of_who_asks(
     profile: Profile, has: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless its profile names another one."""
-    seen: dict[str, str] = {}
-
-    def run(*_: object, env: dict[str, str], **__: object) -> Any:
-        seen.update(env)
-        return SimpleNamespace(returncode=3)
-
+    telling = "import json, os\njson.dump(dict(os.environ), open('seen', 'w'))\nraise SystemExit(3)"
     monkeypatch.setenv(VARIABLE, "asked")
-    monkeypatch.setattr(subprocess, "run", run)
-    assert run_aside(["version"], profile, {"TOLD": "here"}, tmp_path, 1.0) == 3
+    monkeypatch.setattr(profiles, "python", lambda *_: [sys.executable, "-c", telling])
+    assert run_aside(["version"], profile, {"TOLD": "here"}, tmp_path, 60.0) == 3
+    seen = json.loads((tmp_path / "seen").read_text())
     assert (seen[VARIABLE], seen["TOLD"]) == (has, "here")
 
 
 def test_a_second_run_that_does_not_end_is_killed_and_said(tmp_path: Path) -> None:
     with pytest.raises(OutOfTime, match="it has not ended in 0 seconds"):
         run_aside(["version"], Profile(), {}, tmp_path, 0.0)
+
+
+ASKING = """
+import sys, tempfile
+from pathlib import Path
+from tallystick.cli import profiles
+from tallystick.execution.determinism import Profile
+sleeping = "[sys.executable, '-c', 'import time; time.sleep(600)']"
+starting = f"import subprocess, sys; print(subprocess.Popen({sleeping}).pid, flush=True)"
+profiles.python = lambda *_: [sys.executable, "-c", starting + "; import time; time.sleep(LASTS)"]
+with tempfile.TemporaryDirectory() as place:
+    print(place, file=sys.stderr, flush=True)
+    profiles.run_aside([], Profile(), {}, Path(place), 600.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "lasts"), [(signal.SIGTERM, 600), (signal.SIGHUP, 600), (signal.SIGINT, 600), (None, 0)]
+)
+def test_what_a_second_run_starts_ends_with_it(number: signal.Signals | None, lasts: int) -> None:
+    """And with who asked for it, whose files are gone."""
+    asking = [sys.executable, "-c", ASKING.replace("LASTS", str(lasts))]
+    with subprocess.Popen(asking, stderr=subprocess.PIPE, text=True) as asked:
+        assert asked.stderr is not None
+        place, child = asked.stderr.readline().strip(), int(asked.stderr.readline())
+        if number is not None:
+            asked.send_signal(number)
+        asked.stderr.read()
+    assert (asked.returncode == 0) is (number is None)
+    assert not Path(place).exists()
+    for _ in range(600):
+        state = Path(f"/proc/{child}/stat")
+        try:
+            if state.read_text().rpartition(")")[2].split()[0] in "ZX":
+                break
+        except OSError:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        raise AssertionError("it lives on")

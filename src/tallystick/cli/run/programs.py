@@ -7,22 +7,25 @@ import json
 import os
 import posix
 import sys
+import threading
 import traceback
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tallystick.errors import InvalidInput, JobFailed, TallyError
-from tallystick.execution.program_watch import journal_of_its_own
+from tallystick.execution.program_watch import WATCH, journal_of_its_own
 
 if TYPE_CHECKING:
     from tallystick.roles.attached import Attached, ProgramRun
 
 ASKED = "TALLYSTICK_PROGRAM_REQUEST"  # a variable, for a process that runs a program for another one
 INTERPRETER = "python"  # how the names of interpreters begin
+HASH_SEED = "PYTHONHASHSEED"
+_LEFT: list[int] = []  # what the program gave to ``os._exit``
 
 
 def refuse_with_program(**given: object) -> None:
@@ -81,12 +84,13 @@ class Request:
     Attributes:
         answer: the file for what comes of it, JSON.
         arguments: the program's, as its first run had them.
-        is_elsewhere: whether it is to see other surroundings than there are: processors, and an order of the files in a folder.
+        elsewhere: the number of another machine whose clock, host's name, processors and order of folders the program is to see;
+            0 for none.
     """
 
     answer: str
     arguments: Sequence[str]
-    is_elsewhere: bool = False
+    elsewhere: int = 0
 
     def encode(self) -> str:
         """Return it as the text of a variable."""
@@ -102,58 +106,18 @@ class Request:
     def answering(self) -> Generator[dict[str, Any]]:
         """Inside, make the answer; it is written at the end, or else what was raised."""
         answer: dict[str, Any] = {}
+        if self.elsewhere:
+            from tallystick.roles.rebuilt import ELSEWHERE_SECONDS, shift_clock, shift_place
+
+            shift_clock(self.elsewhere * ELSEWHERE_SECONDS)
+            shift_place(self.elsewhere)
         try:
-            with _elsewhere() if self.is_elsewhere else nullcontext():
-                yield answer
+            yield answer
         except TallyError as problem:
             answer = {"error": str(problem), "kind": type(problem).__name__}
         Path(self.answer).write_text(json.dumps(answer))
-
-
-@contextmanager
-def _elsewhere() -> Generator[None]:
-    """Inside, Python tells of another number of processors, and of the entries of a folder in another order."""
-    count = 2 if os.cpu_count() == 1 else 1
-    listdir, scandir = os.listdir, os.scandir
-    instead: dict[str, Any] = {
-        "cpu_count": lambda: count,
-        "process_cpu_count": lambda: count,
-        "sched_getaffinity": lambda _: set(range(count)),
-        "listdir": lambda *given: listdir(*given)[::-1],
-        "scandir": lambda *given: _Entries(scandir(*given)),
-    }
-    before = {name: getattr(os, name) for name in instead if hasattr(os, name)}
-    for name in before:
-        setattr(os, name, instead[name])
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(os, name, function)
-
-
-class _Entries:
-    """The entries that ``os.scandir`` gives, the last one first."""
-
-    def __init__(self, found: Any) -> None:
-        with found:
-            self._entries = iter(list(found)[::-1])
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give no more of them."""
-        self._entries = iter(())
+        if _LEFT:
+            _leave(0)
 
 
 def run_program(command: Sequence[str], wanted: ProgramRun) -> Attached:
@@ -195,12 +159,16 @@ def run_program(command: Sequence[str], wanted: ProgramRun) -> Attached:
 
 @contextmanager
 def _told_of_its_end() -> Generator[None]:
-    """Inside, ``os._exit`` is ``sys.exit``, so that a program may end as it likes; its children leave as ever."""
+    """Inside, ``os._exit`` is ``sys.exit`` in the thread that runs the program, so that it may end as it likes.
+
+    Other threads (a watchdog, say) and its children leave as ever; and in the end so does this process.
+    """
     leave, process = os._exit, os.getpid()
 
     def told(status: int) -> NoReturn:
-        if os.getpid() != process:
+        if os.getpid() != process or threading.current_thread() is not threading.main_thread():
             leave(status)
+        _LEFT.append(status)
         raise SystemExit(status)
 
     for module in (os, posix):
@@ -230,13 +198,39 @@ def _load(name: str, *, is_module: bool) -> tuple[ModuleType, CodeType]:
 
 
 def _run(name: str, main: ModuleType, code: CodeType) -> None:
+    process = os.getpid()
+    WATCH.process.note_variable(str(main.__file__), HASH_SEED, os.environ.get(HASH_SEED))  # of every set
     try:
         exec(code, vars(main))  # the caller's own program, asked for by name
-    except SystemExit as ended:
-        if ended.code not in (None, 0):
-            raise JobFailed(f"{name}: ended with exit code {ended.code}") from ended
-    except (TallyError, KeyboardInterrupt):
-        raise
-    except Exception as problem:
+    except BaseException as problem:
+        if os.getpid() != process:
+            _leave(_status_of(problem))
+        if isinstance(problem, SystemExit):
+            if problem.code not in (None, 0):
+                raise JobFailed(f"{name}: ended with exit code {problem.code}") from problem
+            return
+        if isinstance(problem, TallyError) or not isinstance(problem, Exception):
+            raise
         traceback.print_exc()
         raise JobFailed(f"{name}: raised {type(problem).__name__}: {problem}") from problem
+    if os.getpid() != process:
+        _leave(0)
+
+
+def _status_of(problem: BaseException) -> int:
+    """Return the exit code of a process in which nobody caught ``problem``, having printed what Python prints of it."""
+    if not isinstance(problem, SystemExit):
+        traceback.print_exc()
+        return 1
+    if problem.code is None or isinstance(problem.code, int):
+        return problem.code or 0
+    print(problem.code, file=sys.stderr)
+    return 1
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process at once, of a child that the program has forked and that came to its end, say."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(status)

@@ -8,14 +8,15 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tallystick import errors
 from tallystick.cli.profiles import OutOfTime, run_aside, run_to_its_end
-from tallystick.cli.run.programs import ASKED, Request, arguments_after
+from tallystick.cli.run.programs import ASKED, HASH_SEED, Request, arguments_after
 from tallystick.cli.run.workplace import Copy, Workplace
 from tallystick.cli.terminal import say
 from tallystick.errors import JobFailed, TallyError
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 
 LEAST_SECONDS, TIMES = 120.0, 10  # that a program is given to run again; and of what it took first
 MOST_LEFT_OUT = 16  # tries to find out which files a program cannot do without
-ELSEWHERE = "the number of processors, the order of files in a folder, PYTHONHASHSEED or the time zone"
-OTHER_ZONE = "TLY-5:43"  # that of nobody
+ELSEWHERE = (
+    "the clock, the host, the number of processors, the order of a folder, PYTHONHASHSEED or the time zone"
+)
+OTHER_MACHINES = {"elsewhere": 1, "elsewhere, with many processors": 2}
+ZONES = ("TLY-5:43", "TLY+8:17")  # those of nobody
 
 
 def run_first(
@@ -47,13 +51,27 @@ def run_first(
         KeyboardInterrupt: it was interrupted, and has said so.
         TallyError: what it raised; or its process ended without an answer.
     """
-    with tempfile.TemporaryDirectory() as held:
-        request = Request(str(Path(held, "answer.json")), arguments_after(command))
+    with _place_of_answer() as place:
+        request = Request(place, arguments_after(command))
         code = run_to_its_end(arguments, {ASKED: request.encode()}, quiet=quiet, meanwhile=meanwhile)
         answer = _answer(request, code)
     if "error" not in answer:
         return answer
     raise getattr(errors, answer["kind"], TallyError)(answer["error"])
+
+
+@contextmanager
+def _place_of_answer() -> Generator[str]:
+    """Give a file for the answer of another process: in memory if it can be, where no program fills the disk or removes it."""
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryDirectory() as held:
+            yield str(Path(held, "answer.json"))
+        return
+    descriptor = os.memfd_create("answer")
+    try:
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def _answer(request: Request, code: int) -> dict[str, Any]:
@@ -111,12 +129,14 @@ class SecondRuns:
         self._seconds = self._seconds or max(LEAST_SECONDS, TIMES * self._taken())
         first = min(own.deviations, key=lambda each: each.step)
         if there := sorted(self.place.names.intersection(self.made)):
-            anew = self._without_files(there, own.start, end)
-            if anew is not None and not anew.deviations:
-                named = ", ".join(self._without)[:200]
-                said = f"as stated without {named}, made when it was recorded: audit where it is not"
-                return replace(first, kind="cannot_reproduce", own=said)
-            own = own if anew is None else anew
+            beside = self.place.beside(there)  # and of another name: runs/1 for runs/0
+            for names in (there, beside) if set(beside) > set(there) else (there,):
+                anew = self._without_files(names, own.start, end)
+                if anew is not None and not anew.deviations:
+                    named = ", ".join(self._without)[:200]
+                    said = f"as stated without {named}, made when it ran before: audit where it is not"
+                    return replace(first, kind="cannot_reproduce", own=said)
+                own = own if anew is None else anew
         if said := self._said_of_other_runs(own, end):
             return replace(first, kind="cannot_reproduce", own=said[:300])
         others: dict[str, ProgramCourse] = {}
@@ -141,7 +161,7 @@ class SecondRuns:
 
         Files that the program cannot do without stay: who names what it reads says nothing.
         """
-        tries = MOST_LEFT_OUT
+        tries, before, needed_before = MOST_LEFT_OUT, self._without, self._needed
 
         def ask(without: Sequence[str]) -> ProgramCourse | None:
             nonlocal tries
@@ -166,7 +186,8 @@ class SecondRuns:
             rest, tries = [name for name in names if name not in self._needed], 1
             course = ask(rest) if rest else None
         if course is None:
-            self._without, self._needed = (), names
+            self._without, self._needed = before, needed_before or names
+            self._found.pop("here", None)
         return course
 
     def _said_of_other_runs(self, own: ProgramCourse, end: int) -> str:
@@ -183,16 +204,20 @@ class SecondRuns:
                 return problem
 
         while True:
-            elsewhere = asked("elsewhere")
-            if isinstance(elsewhere, ProgramCourse) and own.is_as(elsewhere):
+            others = [asked(name) for name in OTHER_MACHINES]
+            answers = [own.is_as(each) for each in others if isinstance(each, ProgramCourse)]
+            if answers and all(answers):  # where it fails it says nothing, of one processor say
                 return ""
             again = asked("again")
             if isinstance(again, ProgramCourse) and own.is_as(again):
-                how = f"no answer: {elsewhere}" if isinstance(elsewhere, TallyError) else "another thing"
+                how = "another thing" if answers else f"no answer: {others[0]}"
                 return f"elsewhere {how}: it depends on {ELSEWHERE}"
-            said = "the program does something else"
             if isinstance(again, TallyError):
                 said = f"the program gave no answer: {again}"
+            elif not self._is_in_place and self.place.is_whole:
+                return "in a copy of its folder the program does something else: it depends on where it lies or on times of files"
+            else:
+                said = "the program does something else"
             if self._needed:
                 return f"run a second time, {said}; {', '.join(self._needed)[:100]} was made when it was recorded"
             if self._is_in_place or self._without or isinstance(again, OutOfTime):
@@ -203,26 +228,26 @@ class SecondRuns:
 
     def _course(self, name: str, profile: Profile, start: int, end: int) -> ProgramCourse:
         if name not in self._found:
-            self._found[name] = self._followed(profile, end, is_elsewhere=name == "elsewhere")
+            self._found[name] = self._followed(profile, end, OTHER_MACHINES.get(name, 0))
         found = next((each for each in self._found[name] if each.start == start), None)
         if found is None:
             raise TallyError(f"it did not come to step {start}")
         return found
 
-    def _followed(self, profile: Profile, end: int, *, is_elsewhere: bool) -> list[ProgramCourse]:
+    def _followed(self, profile: Profile, end: int, elsewhere: int = 0) -> list[ProgramCourse]:
         """Return what is not as stated in each segment up to ``end``: in a copy of the folder, or in itself."""
         without = f" without {', '.join(self._without)[:200]}" if self._without else ""
-        where = f" with another of {ELSEWHERE}" if is_elsewhere else ""
+        where = " as on another machine" if elsewhere else ""
         say(
             f"what the program computes differs: it is run again under {profile}{where}{without}, before anybody is accused"
         )
         if self._is_in_place:
             copy = Copy(self.place.folders[0].path, self.place.command, {})
-            return self._told(profile, copy, end, is_elsewhere=is_elsewhere)
+            return self._told(profile, copy, end, elsewhere)
         with self.place.anew(self._without) as copy:
-            return self._told(profile, copy, end, is_elsewhere=is_elsewhere)
+            return self._told(profile, copy, end, elsewhere)
 
-    def _told(self, profile: Profile, copy: Copy, end: int, *, is_elsewhere: bool) -> list[ProgramCourse]:
+    def _told(self, profile: Profile, copy: Copy, end: int, elsewhere: int) -> list[ProgramCourse]:
         from tallystick.roles.audit_report import AuditReport
         from tallystick.roles.courses import ProgramCourse
 
@@ -236,10 +261,9 @@ class SecondRuns:
             "--",
             *copy.command,
         ]
-        with tempfile.TemporaryDirectory() as held:
-            file, arguments = str(Path(held, "answer.json")), arguments_after(self.place.command)
-            request = Request(file, arguments, is_elsewhere)
-            variables = {**copy.variables, **(_other_surroundings() if is_elsewhere else {})}
+        with _place_of_answer() as place:
+            request = Request(place, arguments_after(self.place.command), elsewhere)
+            variables = {**copy.variables, **(_other_surroundings(elsewhere) if elsewhere else {})}
             code = run_aside(
                 command, profile, {**variables, ASKED: request.encode()}, copy.path, self._seconds
             )
@@ -250,7 +274,7 @@ class SecondRuns:
         return [ProgramCourse.of(each, answer["moved"].get(str(each.start), {})) for each in report.segments]
 
 
-def _other_surroundings() -> dict[str, str]:
-    """Return variables of which Python makes something else, and that a program need not read for that."""
-    seed = "1" if os.environ.get("PYTHONHASHSEED", "0") == "0" else "0"
-    return {"PYTHONHASHSEED": seed, "TZ": OTHER_ZONE}
+def _other_surroundings(number: int) -> dict[str, str]:
+    """Return variables of which Python makes something else on each machine, and that a program need not read for that."""
+    own = os.environ.get(HASH_SEED, "")
+    return {HASH_SEED: str(number + (own == str(number)) * 2), "TZ": ZONES[number - 1]}

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,11 +23,13 @@ MOST_MADE, MADE_LIMIT = 20_000, 4 << 20  # names of files that a script made, an
 MOST_ENTRIES = 100_000  # of a folder and below that are looked at; what lies deeper is taken as a whole
 COPIED = 1 << 30  # bytes of files that are copied, the smallest first; and of what is free this share at most
 SHARE_COPIED = 4
+CACHES = "__pycache__"
 AS_A_WHOLE = (
     ".git",
-    "__pycache__",
+    CACHES,
     "node_modules",
 )  # no script looks into these; nor into an environment of Python's
+MIRROR_TIME = 2_400_000_000 * 10**9  # nanoseconds; of two files in a copy the other one is newer
 BETWEEN = r":=,;'\"\s"  # what may stand before a path, or behind it
 
 
@@ -41,6 +44,7 @@ class FolderListing:
     names: frozenset[str]
     opened: frozenset[str]
     besides: Sequence[Path]
+    is_whole: bool = True  # and not cut off where more lies there than anybody looks at
 
     def made(self) -> list[str]:
         """Return what has been made in the folder since; of a new folder only that."""
@@ -49,7 +53,7 @@ class FolderListing:
             parent = name.rpartition("/")[0]
             if parent in within:
                 within.add(name)
-            elif "__pycache__" in name or any(each.is_relative_to(self.path / name) for each in self.besides):
+            elif CACHES in name or any(each.is_relative_to(self.path / name) for each in self.besides):
                 continue
             elif parent in self.opened or parent not in self.names:
                 made.append(name)
@@ -59,17 +63,22 @@ class FolderListing:
     def mirror(self, place: Path, without: Collection[str] = ()) -> None:
         """Make of an empty folder what this one was; ``without`` some of its files, and what lies in them.
 
-        Its files are copied, the smallest first, as a program that runs there may write into them; large ones are links.
+        Its files are copied, the smallest first, as a program that runs there may write into them; large ones are links. Nobody
+        commits to their times, which are turned round.
         Sources come before all others: what one of them finds from where it lies (``Path(__file__).resolve()``) is to be found
         here.
         """
-        left_out, files = set(without), list[tuple[bool, int, str]]()
+        left_out, files, real = set(without), list[tuple[bool, int, str]](), self.path.resolve()
         for name in sorted(self.names, key=lambda each: each.split("/")):
             source = self.path / name
             if name in left_out or name.rpartition("/")[0] in left_out:
                 left_out.add(name)
+            elif name.endswith(CACHES):  # what is compiled there is compiled from other files
+                continue
             elif name in self.opened:
                 (place / name).mkdir()
+            elif source.is_symlink() and (leads := source.resolve()).is_relative_to(real):
+                (place / name).symlink_to(place / leads.relative_to(real))
             elif source.is_file():
                 files.append((not name.endswith(".py"), source.stat().st_size, name))
             elif os.path.lexists(source):
@@ -80,7 +89,9 @@ class FolderListing:
             try:
                 if left < 0:
                     raise OSError
-                shutil.copy2(self.path / name, place / name)
+                shutil.copy(self.path / name, place / name)
+                times = (self.path / name).stat()
+                os.utime(place / name, ns=(times.st_atime_ns, MIRROR_TIME - times.st_mtime_ns))
             except OSError:  # or nobody may read it
                 (place / name).unlink(missing_ok=True)
                 (place / name).symlink_to(self.path / name)
@@ -99,8 +110,9 @@ def _scratch() -> Generator[Path]:
 def list_folder(path: Path, besides: Sequence[Path] = ()) -> FolderListing:
     """Return what lies in a folder, shallow first, without looking into the folders ``besides``, nor into one twice."""
     names, opened, seen = set[str](), list[str](), set[str]()
-    todo = [""]
-    for folder in todo:  # which grows
+    todo, links = deque([""]), deque[str]()  # a folder is listed where it lies, before where links lead to it
+    while todo or links:
+        folder = (todo or links).popleft()
         try:
             found = sorted(os.scandir(path / folder), key=lambda entry: entry.name)
         except OSError:
@@ -110,14 +122,14 @@ def list_folder(path: Path, besides: Sequence[Path] = ()) -> FolderListing:
         if is_whole or real in seen or (path.is_relative_to(real) and folder):
             continue
         if len(names) + len(found) > MOST_ENTRIES:
-            break
+            return FolderListing(path, frozenset(names), frozenset(opened), besides, is_whole=False)
         seen.add(real)
         opened.append(folder)
         for entry in found:
             name = f"{folder}/{entry.name}" if folder else entry.name
             names.add(name)
             if entry.name not in AS_A_WHOLE and Path(entry.path) not in besides and _is_folder(entry):
-                todo.append(name)
+                (links if entry.is_symlink() else todo).append(name)
     return FolderListing(path, frozenset(names), frozenset(opened), besides)
 
 
@@ -154,9 +166,20 @@ class Workplace:
         return cls(tuple(command), None if file is None else list(command).index(file), tuple(folders))
 
     @property
+    def is_whole(self) -> bool:
+        """Whether a copy holds all that lies in the folders."""
+        return all(listing.is_whole for listing in self.folders)
+
+    @property
     def names(self) -> frozenset[str]:
         """What lay in the folders, relative to them."""
         return frozenset().union(*(listing.names for listing in self.folders))
+
+    def beside(self, names: Collection[str]) -> list[str]:
+        """Return what lay in the folders of some ``names`` but sources: a program may have made it when it ran before."""
+        folders = {name.rpartition("/")[0] for name in names}
+        found = (name for name in self.names if name.rpartition("/")[0] in folders)
+        return sorted(name for name in found if not name.endswith((".py", *AS_A_WHOLE)))
 
     def made(self) -> list[str]:
         """Return what has been made in the folders since, as far as its names are text."""
@@ -176,14 +199,15 @@ class Workplace:
             yield Copy(self.folders[0].path, self.command, {})
             return
         with _scratch() as place:
-            places = [Path(place, str(number)) for number in range(len(self.folders))]
+            places = [Path(place, str(number), "2", "1", "0") for number in range(len(self.folders))]
+            lead = {str(each.path): str(to) for each, to in zip(self.folders, places, strict=True)}
             try:
                 for folder, listing in zip(places, self.folders, strict=True):
-                    folder.mkdir()
+                    folder.mkdir(parents=True)
                     listing.mirror(folder, without)
+                    _surround(folder, listing.path, lead)
             except OSError as problem:
                 raise TallyError(f"no copy of the program's folder can be made: {problem}") from problem
-            lead = {str(each.path): str(to) for each, to in zip(self.folders, places, strict=True)}
             command = [_led(word, lead) for word in self.command]
             if self.file is not None:
                 file = self.folders[0].path / self.command[self.file]
@@ -201,6 +225,20 @@ class Copy:
     path: Path
     command: Sequence[str]
     variables: Mapping[str, str]
+
+
+def _surround(copy: Path, path: Path, lead: Mapping[str, str]) -> None:
+    """Put links around a copy, two folders up, to what lies there around the folder itself."""
+    for up, down, over, under in zip(
+        path.parents, (path, path.parent), copy.parents, (copy, copy.parent), strict=False
+    ):
+        try:
+            found = sorted(os.scandir(up), key=lambda entry: entry.name)[:MOST_ENTRIES]
+        except OSError:  # nobody may look at it
+            continue
+        for entry in (each for each in found if not os.path.lexists(over / each.name)):
+            leads = under if entry.name == down.name else lead.get(entry.path, entry.path)
+            (over / entry.name).symlink_to(leads)
 
 
 def _led(text: str, lead: Mapping[str, str]) -> str:
