@@ -105,6 +105,9 @@ def hexed(value: str) -> str:
     return hashlib.sha256(value.encode()).hexdigest()
 
 
+SEED = {"PYTHONHASHSEED": hexed("0")}  # which tally has a program run with
+
+
 READS = {
     "before the import": {"before": "import os; rate = os.environ['RATE']", "after": "factor = float(rate)"},
     "before attaching": {"after": "import os; factor = float(os.getenv('RATE', '1'))"},
@@ -125,7 +128,7 @@ def test_a_variable_that_a_script_reads_is_committed_and_accuses_nobody(
     (tmp_path / "mine" / "helper.py").write_text(HELPER)
     monkeypatch.setenv("RATE", "0.75")
     assert tally(capfd, "record", run, script)[0] == 0
-    assert RunDirectory(run).load_specification().job.program.environment == {"RATE": hexed("0.75")}
+    assert RunDirectory(run).load_specification().job.program.environment == SEED | {"RATE": hexed("0.75")}
     assert not [p for p in run.rglob("*") if p.is_file() and str(tmp_path).encode() in p.read_bytes()]
     code, report = tally(capfd, "audit", run, script)
     assert (code, report["verdict"], "environment variable RATE" in report["environment"]) == (
@@ -236,7 +239,9 @@ def test_a_variable_read_late_is_refused_unless_the_source_names_it(
     named = "import os\n    if step == 2: os.environ.get('RANK')"
     script = written(tmp_path / "named.py", step=named)
     assert tally(capfd, "record", tmp_path / "named", script)[0] == 0
-    assert RunDirectory(tmp_path / "named").load_specification().job.program.environment == {"RANK": "absent"}
+    assert RunDirectory(tmp_path / "named").load_specification().job.program.environment == SEED | {
+        "RANK": "absent"
+    }
     script = written(tmp_path / "made.py", step=named.replace("'RANK'", "'RA' + 'NK'"))
     code, answer = tally(capfd, "record", tmp_path / "made", script)
     assert code == 3 and "step 2: environment variable RANK was read after" in answer["error"]
@@ -252,7 +257,9 @@ def test_a_place_may_be_another_one(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert tally(capfd, "record", tmp_path / "run", script)[0] == 0
     stated = RunDirectory(tmp_path / "run").load_specification().job.program.environment
-    assert stated == {"CUDA_VISIBLE_DEVICES": "absent", "HOME": hexed("/home/trainer"), "RANK": "absent"}
+    assert stated == SEED | {
+        "CUDA_VISIBLE_DEVICES": "absent", "HOME": hexed("/home/trainer"), "RANK": "absent",
+    }  # fmt: skip
     monkeypatch.setenv("HOME", "/home/auditor")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     code, report = tally(capfd, "audit", tmp_path / "run", script)
@@ -272,7 +279,7 @@ def test_what_a_parser_of_arguments_or_a_child_process_reads_is_nobodys(
     )
     script = written(tmp_path / "train.py", after=lines)
     assert tally(capfd, "record", tmp_path / "run", script)[0] == 0
-    assert RunDirectory(tmp_path / "run").load_specification().job.program.environment == {}
+    assert RunDirectory(tmp_path / "run").load_specification().job.program.environment == SEED
 
 
 @pytest.mark.parametrize(

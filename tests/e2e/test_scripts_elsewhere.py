@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ for _ in range(8):
     optimizer.zero_grad()
 {after}
 """
+
+
+def some_of(cases: Iterable[str], *quick: str) -> list[Any]:
+    """All cases, of which those that are not ``quick`` are slow tests."""
+    return [each if each in quick else pytest.param(each, marks=pytest.mark.slow) for each in cases]
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +90,7 @@ HANGING = {
 }
 
 
-@pytest.mark.parametrize("what", HANGING)
+@pytest.mark.parametrize("what", some_of(HANGING, "half of the processors", "glob", "hash", "zone"))
 def test_what_a_script_takes_from_the_machine_accuses_nobody(
     what: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +173,7 @@ LEAVING = {
 }
 
 
-@pytest.mark.parametrize("how", LEAVING)
+@pytest.mark.parametrize("how", some_of(LEAVING, "watchdog", "forked", "thread"))
 def test_a_program_ends_as_it_does_alone(how: str, capfd: pytest.CaptureFixture[str]) -> None:
     """It hung, or its end was somebody else's."""
     after, code = LEAVING[how]
@@ -188,7 +194,7 @@ def test_a_program_that_removes_temporary_files_is_recorded(
     assert audit(program, capfd)[0] == 0
 
 
-@pytest.mark.parametrize("what", ["processors", "glob", "fails on one"])
+@pytest.mark.parametrize("what", some_of(["processors", "glob", "fails on one"], "fails on one"))
 def test_what_no_step_hangs_on_hides_no_lie(what: str, capfd: pytest.CaptureFixture[str]) -> None:
     Path("data").mkdir()
     for name in ("10", "11", "12"):
@@ -201,7 +207,7 @@ def test_what_no_step_hangs_on_hides_no_lie(what: str, capfd: pytest.CaptureFixt
     assert (code, verdict, first["step"]) == (1, "mismatch", 3)
 
 
-@pytest.mark.parametrize("how", ["absolute", "variable", "linked"])
+@pytest.mark.parametrize("how", some_of(["absolute", "variable", "linked"], "linked"))
 @pytest.mark.parametrize("lies", [False, True])
 def test_a_cache_is_left_out_however_a_script_comes_to_it(
     how: str, lies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -289,7 +295,7 @@ def test_a_second_run_writes_into_no_file_of_the_auditors(capfd: pytest.CaptureF
     assert Path("train.log").read_text() == "one run\n"
 
 
-@pytest.mark.parametrize("name", ["bin/train", "../bin/train"])
+@pytest.mark.parametrize("name", some_of(["bin/train", "../bin/train"], "../bin/train"))
 def test_a_program_of_any_name_and_place_is_asked_again(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,9 +313,7 @@ NAMED = "seed = len(__import__('pathlib').Path.cwd().name)"
 NEWEST = "seed = int(max(os.listdir('data'), key=lambda name: os.path.getmtime('data/' + name)))"
 
 
-@pytest.mark.parametrize(
-    "before", [SPLIT.replace("ROOT", "__file__"), SPLIT.replace("ROOT", "os.getcwd()"), NAMED, NEWEST]
-)
+@pytest.mark.parametrize("before", some_of([SPLIT.replace("ROOT", "__file__"), NAMED, NEWEST], NEWEST))
 def test_a_script_that_hangs_on_where_it_lies_accuses_nobody(
     before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

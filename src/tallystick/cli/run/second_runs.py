@@ -204,14 +204,20 @@ class SecondRuns:
                 return problem
 
         while True:
-            others = [asked(name) for name in OTHER_MACHINES]
-            answers = [own.is_as(each) for each in others if isinstance(each, ProgramCourse)]
+            answers, failed = list[bool](), ""
+            for elsewhere in map(asked, OTHER_MACHINES):
+                if isinstance(elsewhere, TallyError):
+                    failed = f"no answer: {elsewhere}"
+                elif own.is_as(elsewhere):
+                    answers.append(True)
+                else:
+                    answers.append(False)
+                    break
             if answers and all(answers):  # where it fails it says nothing, of one processor say
                 return ""
             again = asked("again")
             if isinstance(again, ProgramCourse) and own.is_as(again):
-                how = "another thing" if answers else f"no answer: {others[0]}"
-                return f"elsewhere {how}: it depends on {ELSEWHERE}"
+                return f"elsewhere {failed if not answers else 'another thing'}: it depends on {ELSEWHERE}"
             if isinstance(again, TallyError):
                 said = f"the program gave no answer: {again}"
             elif not self._is_in_place and self.place.is_whole:
