@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tallystick.commit.state import (
-    Entry,
-)
+from tallystick.commit.encoding import hex_float
+from tallystick.commit.state import Entry
+from tallystick.errors import InvalidInput
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.execution.step import run_step, under_log
@@ -56,7 +56,7 @@ class AcceptableStates:
         self.violations = context.violations
         self.entries = copied_state(session)
         self.values = context.candidates
-        self.unlogged = context.unlogged
+        self.unlogged, self.hardly_obeyed = context.unlogged, context.hardly_obeyed
         self.flipped: dict[tuple[int, int], Candidates] = {}
         self.flipped_unlogged = self.flipped
         if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in context.candidates.items()):
@@ -96,6 +96,17 @@ class AcceptableStates:
             elif self._find_bad_element(position, state, has_logged) is not None:
                 return difference
         return None
+
+    def may_lose(self, stated: str | None) -> bool:
+        """Whether a follower of the log may state this loss, as its record writes it.
+
+        Where the log says nothing of a loss near a boundary, or speaks of one about as far away as a follower obeys, one machine
+        goes one way and another the other. No gradient's choice reaches a loss.
+        """
+        place, tables = (int(Kind.LOSS), 0), (self.unlogged, self.hardly_obeyed)
+        near = [table[place] for table in tables if place in table]
+        values = [float(x) for found in near for x in (*found.lower, *found.upper)]
+        return stated in {hex_float(x) for x in (self.outcome.loss, *values)}
 
     def _choices(self, has_logged: bool) -> tuple[Choices, Choices]:
         """Return what may be either of two values, for each of the two gradients."""
@@ -166,6 +177,14 @@ def _matches(own: np.ndarray, theirs: np.ndarray, candidates: Candidates | None)
     return same
 
 
+def _within_four(grid: SiteGrid) -> SiteGrid:
+    """Return the grid with four times the band, or as it is where that is too wide."""
+    try:
+        return SiteGrid(grid.precision, grid.band + 2, grid.floor, grid.dithered, grid.scales)
+    except InvalidInput:
+        return grid
+
+
 def _unlogged(found: Candidates, grid: SiteGrid, payload: bytes | None, n: int) -> Candidates:
     """Return the candidates of which a site's ``payload`` in a log does not say which way they went; residues say it of all."""
     if payload is None:
@@ -180,11 +199,16 @@ class _TwoWayContext(FollowingContext):
     """Follows a frame and notes, for every site but activations, which elements could have gone the other way.
 
     ``unlogged`` are those on which the frame says nothing. With ``flip`` each such gradient element does go the other way.
+    ``hardly_obeyed`` is a loss of which the frame says something, more than one band from its boundary and less than four: a
+    follower obeys within two.
     """
 
     flip: bool = False
     candidates: dict[tuple[int, int], Candidates] = field(default_factory=dict[tuple[int, int], Candidates])
     unlogged: dict[tuple[int, int], Candidates] = field(default_factory=dict[tuple[int, int], Candidates])
+    hardly_obeyed: dict[tuple[int, int], Candidates] = field(
+        default_factory=dict[tuple[int, int], Candidates]
+    )
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
@@ -196,6 +220,8 @@ class _TwoWayContext(FollowingContext):
             payload = self.frame.find(SiteAddress(self.rank, 0, kind, ordinal))
             self.candidates[(int(kind), ordinal)] = found
             self.unlogged[(int(kind), ordinal)] = _unlogged(found, grid, payload, x.numel())
+            if kind == Kind.LOSS and payload is not None and not found.index.size:
+                self.hardly_obeyed[(int(kind), ordinal)] = find_candidates(x, _within_four(grid), key=key)
         super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
         if self.flip and kind == Kind.GRADIENT and found is not None and found.index.size:
             flat = out.reshape(-1)

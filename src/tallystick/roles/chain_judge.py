@@ -18,9 +18,9 @@ from tallystick.dispute.terms import DisputedPosition, Ruling
 from tallystick.dispute.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection, record_claims
 from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism
 from tallystick.execution.snapshot import load_state, state_entries
-from tallystick.roles.audit_report import FINGERPRINT, Deviation
+from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import compare_step, may_follow_from_data, with_near_rates
-from tallystick.roles.findings import StepFinding
+from tallystick.roles.findings import StepFinding, other_state
 from tallystick.roles.panel import Panel
 from tallystick.roles.replay import Replay
 from tallystick.roles.seats import StepParty
@@ -204,6 +204,4 @@ def _is_apart(deviations: Sequence[Deviation]) -> bool:
 
 def _other_state(step: int) -> Deviation:
     """Return that the trainer claims another state after a step than its log leads to."""
-    return Deviation(
-        step, "mismatch", FINGERPRINT, None, "what the log leads to", "another one", "fingerprint"
-    )
+    return other_state(step, "what the log leads to", "another one")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tallystick.dispute.terms import Ruling
 from tallystick.dispute.verdict import LogObjection, Pair
+from tallystick.roles.audit_report import EVIDENCE, FINGERPRINT, Deviation
 from tallystick.run.proofs import StepProof
 
 CANNOT = "cannot_reproduce"
@@ -33,3 +34,13 @@ class StepFinding:
         One that blames nobody must not keep a false state from being judged.
         """
         return self.ruling.loser == "trainer" or (self.ruling.loser == "auditor" and self.records is not None)
+
+
+def contradiction(step: int, problem: str, whose: str) -> Deviation:
+    """Return that bytes show a party's committed state to be another one than what it committed to beside it."""
+    return Deviation(step, "mismatch", EVIDENCE, None, problem, whose, "committed state")
+
+
+def other_state(step: int, own: str, stated: str) -> Deviation:
+    """Return that a party claims another state after a step than ``own``."""
+    return Deviation(step, "mismatch", FINGERPRINT, None, own, stated, "fingerprint")

@@ -20,7 +20,7 @@ from tallystick.execution.step import batch_digest
 from tallystick.numerics.log import decode_frame
 from tallystick.roles import log_judge
 from tallystick.roles.acceptable_states import AcceptableStates
-from tallystick.roles.audit_report import EVIDENCE, FINGERPRINT, Deviation
+from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import (
     compare_step,
     excusable,
@@ -31,7 +31,7 @@ from tallystick.roles.comparison import (
     with_near_rates,
 )
 from tallystick.roles.data_noise import REMEDY, Shaking, is_explained, shaking
-from tallystick.roles.findings import CANNOT, NOT_PROVEN, StepFinding
+from tallystick.roles.findings import CANNOT, NOT_PROVEN, StepFinding, contradiction, other_state
 from tallystick.roles.noise_bound import farther_than_noise
 from tallystick.roles.panel import Panel
 from tallystick.roles.partings import is_agreed
@@ -39,7 +39,7 @@ from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
 from tallystick.roles.seats import StepParty
 from tallystick.run.documents import StepRecord
-from tallystick.run.transcript import Transcript, check_cursor, check_fingerprint
+from tallystick.run.transcript import Transcript, check_cursor, check_fingerprint, state_fingerprint
 
 MOST_RECORDS = 16  # steps on whose records the judge rules, of those before the disputed one
 
@@ -256,23 +256,26 @@ class StepJudge:
             if all(is_excused(deviation, noisy) for deviation in found):
                 why = f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
                 return Ruling("none", why), CANNOT
-            is_state = all(each.about == "fingerprint" for each in found)
-            if is_state and party == "auditor" and self._may_state(step, state, frame):
-                why = f"step {step}: the auditor may have another state there, by honest arithmetic"
+            if party == "auditor" and self._may_state(found, state, frame):
+                why = f"step {step}: the auditor may have another state or loss there, by honest arithmetic"
                 return Ruling("none", why), CANNOT
             first = next((each for each in found if not (is_noise and may_follow_from_data(each))), found[0])
             why = f"step {step}: {first.subject} is {first.own}, the {party} says {first.stated}"
             return Ruling(party, why), "fault"
         return None
 
-    def _may_state(self, step: int, state: HeldState, frame: bytes) -> bool:
-        """Whether honest arithmetic may have given the auditor's state after ``step``, or nobody can open that here."""
-        claimed = self.seats["auditor"].witness_at(step + 1)
-        if claimed is None:
-            return True
+    def _may_state(self, found: Sequence[Deviation], state: HeldState, frame: bytes) -> bool:
+        """Whether honest arithmetic may have given the auditor's state and loss, or nobody can open that state here."""
+        step, differing = found[0].step, {each.about for each in found}
+        if not differing <= {"fingerprint", "loss"}:
+            return False
+        claimed = self.seats["auditor"].witness_at(step + 1) if "fingerprint" in differing else None
         load_state(self.replay.session, state.entries)
         try:
-            return AcceptableStates(self.replay, frame).find_fault(claimed.entries) is None
+            repeated = AcceptableStates(self.replay, frame)
+            if "loss" in differing and not repeated.may_lose(self.auditors_transcript.record(step).loss):
+                return False
+            return claimed is None or repeated.find_fault(claimed.entries) is None
         except (InvalidInput, Nondeterminism):
             return True
 
@@ -350,21 +353,17 @@ class StepJudge:
     ) -> Ruling:
         """Rule on both parties' states after the step, which was repeated from ``state`` under the log's ``frame``."""
         step = position.agreed
-        # 6. Entries and headers that honest arithmetic could not have written; then a party's state, element by element. The
-        # auditor's is asked for only if the trainer's is not false.
-        broken = violations_of(step, repeated.violations)
+        # 6. Entries and headers that honest arithmetic could not have written; then a party's state, element by element, and
+        # the trainer's loss. The auditor's state is asked for only if the trainer's is not false.
         noisy: list[Deviation] | None = None
         for party in self.seats:
-            faults = (
-                broken if party == "trainer" and broken else [self._find_fault(party, position, repeated)]
-            )
-            if (first := faults[0]) is None:
+            if not (faults := self._faults(party, position, repeated)):
                 continue
             # 7. A fault that this machine's own noise can explain is nobody's.
             if noisy is None:
                 frames = {step: frame}
                 noisy = find_noisy_sites(self.replay, self.transcript, step, step, frames, state.entries)
-            fault = next((each for each in faults if each and not is_excused(each, noisy)), first)
+            fault = next((each for each in faults if not is_excused(each, noisy)), faults[0])
             if is_excused(fault, noisy) and not self._is_far(party, position, state):
                 self.outcome = "cannot_reproduce"
                 why = f"the judge cannot reproduce what the {party} did: {noisy[0]}"
@@ -460,41 +459,33 @@ class StepJudge:
     def _find_fault(
         self, party: Party, position: DisputedPosition, repeated: AcceptableStates
     ) -> Deviation | None:
-        state = self.seats[party].witness_at(position.disputed)
+        step, state = position.agreed, self.seats[party].witness_at(position.disputed)
         if state is None and (problem := self._find_unopened(party, position.disputed)):
-            return Deviation(
-                position.agreed,
-                "mismatch",
-                EVIDENCE,
-                None,
-                problem,
-                f"the {party}'s own root",
-                "committed state",
-            )
+            return contradiction(step, problem, f"the {party}'s own root")
         if state is None or state.root != position.claims[party]:
             own = f"{repeated.outcome.fingerprint:016x}"
-            return Deviation(
-                position.agreed,
-                "mismatch",
-                FINGERPRINT,
-                None,
-                own,
-                f"another one, which the {party} cannot open",
-                "fingerprint",
-            )
-        record = (self.transcript if party == "trainer" else self.auditors_transcript).record(position.agreed)
+            return other_state(step, own, f"another one, which the {party} cannot open")
+        record = (self.transcript if party == "trainer" else self.auditors_transcript).record(step)
         if record.state_root is not None:
             try:
                 check_cursor(position.disputed, state.entries)
                 check_fingerprint(record, state.entries)
             except Mismatch as problem:
-                return Deviation(
-                    position.agreed,
-                    "mismatch",
-                    EVIDENCE,
-                    None,
-                    str(problem),
-                    f"the {party}'s own",
-                    "committed state",
-                )
-        return repeated.find_fault(state.entries, has_logged=party == "trainer")
+                return contradiction(step, str(problem), f"the {party}'s own")
+        fault = repeated.find_fault(state.entries, has_logged=party == "trainer")
+        own = f"{state_fingerprint(state.entries):016x}"
+        if fault is None and party == "trainer" and own != record.fingerprint:
+            return other_state(step, own, record.fingerprint)  # than its own record says
+        return fault
+
+    def _faults(
+        self, party: Party, position: DisputedPosition, repeated: AcceptableStates
+    ) -> list[Deviation]:
+        """Return what is false of a party's state, for the trainer also of its log and of the loss that it states."""
+        step, found = position.agreed, self._find_fault(party, position, repeated)
+        faults = [] if found is None else [found]
+        if party != "trainer":
+            return faults
+        stated = compare_step(self.transcript.record(step), repeated.outcome, [])
+        losses = [each for each in stated if each.about == "loss"]
+        return [*violations_of(step, repeated.violations), *faults, *losses]

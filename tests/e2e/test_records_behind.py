@@ -1,0 +1,173 @@
+"""What records say beside a state that honest arithmetic can give is judged too: a loss, a fingerprint, the steps before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tallystick.execution.rounding.context as recording
+from tallystick.commit.encoding import hex_float
+from tallystick.commit.state import hold
+from tallystick.dispute.terms import DisputedPosition
+from tallystick.execution.job import Job, JobSource, find_source
+from tallystick.execution.session.session import Session
+from tallystick.execution.snapshot import copied_state, load_state
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Kind, SparseEntries
+from tallystick.numerics.policy import find_policy
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.roles.audit_report import Deviation
+from tallystick.roles.claim import AuditorClaim, write_claim
+from tallystick.roles.judge import dispute
+from tallystick.roles.panel_member import HandedSeat
+from tallystick.roles.referee import DisputeResult
+from tallystick.roles.replay import open_replay
+from tallystick.roles.step_judge import StepJudge
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+from tallystick.testing.cheats import forge, honest_defence, record_turned, tampered
+
+SETTINGS = {"width": "8", "batch": "16"}
+BESIDE = 0.02185  # the last bias's first number, with which the first loss lies half a band beside a boundary
+FARTHER = 1.8e-4  # with which it lies a band and a half beside it
+NEIGHBOURS = ["0x1.39a0000000000p+1", "0x1.39c0000000000p+1"]  # the two values of that loss
+AFAR = "0x1.3980000000000p+1"
+
+
+def ordered(steps: int, every: int) -> tuple[JobSource, Order]:
+    """The job, and an order of some steps."""
+    source = find_source("digits")
+    return source, Order(source, SETTINGS, find_policy("fp32"), steps=steps, checkpoint_every=every)
+
+
+def turned(place: Path, steps: int, at: Sequence[int]) -> tuple[JobSource, RunDirectory]:
+    """A run of one segment in whose steps ``at`` one element goes the other way, of which the log says nothing."""
+    source, order = ordered(steps, steps)
+    run = RunDirectory(place / "run")
+    record_turned(order, run, at, steps, keeps_entry=False)
+    return source, run
+
+
+def claimed(source: JobSource, run: RunDirectory) -> RunDirectory:
+    """The auditor's claim."""
+    claim = RunDirectory(run.path.parent / "claim")
+    assert isinstance(write_claim(run, source, claim), AuditorClaim)
+    return claim
+
+
+def ruled(source: JobSource, run: RunDirectory, claim: RunDirectory) -> DisputeResult:
+    """The ruling on the whole step, of a trainer that answers itself."""
+    return dispute(run, claim, source, level="steps", defence=honest_defence(source))
+
+
+def with_loss_beside(run: RunDirectory, order: Order, entry: str) -> str:
+    """Record a run whose first loss lies beside a boundary, which its log says, or does not; return that loss.
+
+    Or whose log says that a loss which lies above the boundary, one band and a half from it, went down.
+    """
+    own, noted, recorded = recording.round_recorded, list[int](), Session.recording_context
+
+    def with_band(session: Session, before: GridTable) -> recording.RecordingContext:
+        made = recorded(session, before)
+        sites = {
+            at: replace(grid, band=-19, floor=-15) if at[0] == Kind.LOSS else grid
+            for at, grid in made.table.sites.items()
+        }
+        made.table, made._grids = GridTable(sites), sites  # pyright: ignore[reportPrivateUsage]
+        return made
+
+    def noting(
+        x: Tensor,
+        grid: SiteGrid,
+        *,
+        out: Tensor,
+        old: Tensor | None = None,
+        key: Key = NO_KEY,
+        name: str = "tensor",
+    ) -> SparseEntries:
+        entries = own(x, grid, out=out, old=old, key=key, name=name)
+        if name != "loss" or noted:
+            return entries
+        noted.append(len(entries))
+        if entry == "far":
+            out.fill_(float.fromhex(NEIGHBOURS[0]))
+            return SparseEntries.ascending(1, 1, np.array([0]), np.array([0]))
+        return entries if entry == "kept" else SparseEntries.none(entries.n, 1)
+
+    def beside(job: Job) -> None:
+        last = [each for each in job.model.parameters() if each.requires_grad][-1]
+        with torch.no_grad():
+            last.view(-1)[0] = BESIDE + (entry == "far") * FARTHER
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "recording_context", with_band)
+        patch.setattr(recording, "round_recorded", noting)
+        record(tampered(order, beside), run)
+    assert noted == [0 if entry == "far" else 1]
+    return str(run.load_transcript().record(0).loss)
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_near", "ruling"),
+    [
+        ("lost", True, ("none", "cannot_reproduce")),
+        ("far", True, ("none", "cannot_reproduce")),
+        ("lost", False, ("auditor", "fault")),
+        ("kept", True, ("auditor", "fault")),
+    ],
+)
+def test_an_auditors_loss_may_lie_on_either_side_of_a_boundary_of_which_the_log_says_nothing(
+    tmp_path: Path, entry: str, is_near: bool, ruling: tuple[str, str]
+) -> None:
+    """As an auditor's machine may have it whose last places are others, or which hardly obeys what the log says.
+
+    Controls: a value farther away, and a log that says it.
+    """
+    source, order = ordered(2, 2)
+    run = RunDirectory(tmp_path / "run")
+    own = with_loss_beside(run, order, entry)
+    assert own in NEIGHBOURS
+    claim = claimed(source, run)
+    stated = next(each for each in NEIGHBOURS if each != own) if is_near else AFAR
+    forge(claim, lambda each: replace(each, loss=stated) if each.step == 0 else each)
+    found = ruled(source, run, claim)
+    assert (found.loser, found.outcome, found.step) == (*ruling, 0), found.reason
+
+
+def test_a_false_loss_beside_a_state_that_honest_arithmetic_can_give_convicts(tmp_path: Path) -> None:
+    source, run = turned(tmp_path, 2, [1])
+    forge(run, lambda each: replace(each, loss=hex_float(2.0**-6)) if each.step == 1 else each)
+    found = ruled(source, run, claimed(source, run))
+    assert (found.loser, found.outcome, found.step) == ("trainer", "fault", 1), found.reason
+    assert "loss is" in found.reason
+
+
+def test_a_fingerprint_within_a_segment_is_that_of_the_state_claimed_there(tmp_path: Path) -> None:
+    source, order = ordered(3, 3)
+    run = RunDirectory(tmp_path / "run")
+    record(order, run)
+    transcript = run.load_transcript()
+    replay = open_replay(transcript.specification, source)
+    assert not isinstance(replay, Deviation)
+    load_state(replay.session, run.load_checkpoint(0))
+    states = [hold(copied_state(replay.session).values())]
+    frames = run.load_frames(transcript, 0, 2)
+    for step in range(2):
+        replay.follow(transcript.record(step), frames[step])
+        states.append(hold(copied_state(replay.session).values()))
+    roots = [state.root for state in states]
+    for stated, loser in ((transcript.record(1).fingerprint, "none"), ("0" * 16, "trainer")):
+        forge(run, lambda each, stated=stated: replace(each, fingerprint=stated) if each.step == 1 else each)
+        ours = run.load_transcript()
+        seat = HandedSeat(run, ours, 1, dict(enumerate(states)), None, frames[1], None)
+        judge = StepJudge(ours, transcript, replay, {"trainer": seat})
+        ruling = judge.rule(DisputedPosition("steps", 1, 2, roots[1], {"trainer": roots[2]}))
+        assert ruling.loser == loser, ruling.reason
+        assert ("state fingerprint" in ruling.reason) == (loser == "trainer")
+    replay.session.close()
