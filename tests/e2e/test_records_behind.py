@@ -171,3 +171,13 @@ def test_a_fingerprint_within_a_segment_is_that_of_the_state_claimed_there(tmp_p
         assert ruling.loser == loser, ruling.reason
         assert ("state fingerprint" in ruling.reason) == (loser == "trainer")
     replay.session.close()
+
+
+def test_what_is_not_found_out_of_earlier_records_clears_nobody_behind_a_later_step(tmp_path: Path) -> None:
+    """Digests of data that noise may explain; one element of a later step goes the other way, of which the log says nothing."""
+    source, run = turned(tmp_path, 4, [3])
+    forge(run, lambda each: replace(each, batch=f"{each.step + 7:064x}") if each.step == 1 else each)
+    found = ruled(source, run, claimed(source, run))
+    assert (found.loser, found.outcome, found.step) == ("none", "cannot_reproduce", 3), found.reason
+    assert "of the steps before it: step 1: " in found.reason
+    assert not found.clears

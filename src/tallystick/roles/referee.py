@@ -394,14 +394,22 @@ class Referee:
 
 
 def _weightiest(findings: Sequence[StepFinding], otherwise: DisputeResult) -> DisputeResult:
-    """Return ``otherwise`` with the ruling of the weightiest finding: one that decides, then one that blames, then any."""
+    """Return ``otherwise`` with the ruling of the weightiest finding: one that decides, then one that blames, then any.
+
+    One that blames nobody says nothing of a later step but that nobody is cleared by it.
+    """
 
     def weight(finding: StepFinding) -> tuple[bool, bool]:
         return not finding.decides, finding.ruling.loser == "none"
 
     chosen = min(findings, key=weight, default=None)
-    if chosen is None or (chosen.ruling.loser == "none" and otherwise.step is not None):
+    if chosen is None:
         return otherwise
+    if chosen.ruling.loser == "none" and otherwise.step is not None:
+        if otherwise.loser != "none" or not otherwise.clears:
+            return otherwise
+        why = f"{otherwise.reason}; of the steps before it: {chosen.ruling.reason}"
+        return replace(otherwise, outcome=chosen.outcome, reason=why)
     return replace(
         otherwise,
         loser=chosen.ruling.loser,
