@@ -15,11 +15,13 @@ import tallystick.execution.rounding.context as recording
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import hold
 from tallystick.dispute.terms import DisputedPosition
+from tallystick.dispute.verdict import LogObjection
 from tallystick.execution.job import Job, JobSource, find_source
+from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.numerics.grid_table import GridTable, SiteGrid
-from tallystick.numerics.log import Kind, SparseEntries
+from tallystick.numerics.log import Kind, SiteAddress, SparseEntries
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.roles.audit_report import Deviation
@@ -31,7 +33,7 @@ from tallystick.roles.replay import open_replay
 from tallystick.roles.step_judge import StepJudge
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import forge, honest_defence, record_turned, tampered
+from tallystick.testing.cheats import forge, forge_state, honest_defence, record_turned, tampered
 
 SETTINGS = {"width": "8", "batch": "16"}
 BESIDE = 0.02185  # the last bias's first number, with which the first loss lies half a band beside a boundary
@@ -73,7 +75,7 @@ def with_loss_beside(run: RunDirectory, order: Order, entry: str) -> str:
     """
     own, noted, recorded = recording.round_recorded, list[int](), Session.recording_context
 
-    def with_band(session: Session, before: GridTable) -> recording.RecordingContext:
+    def with_band(session: Session, before: GridTable) -> RecordingContext:
         made = recorded(session, before)
         sites = {
             at: replace(grid, band=-19, floor=-15) if at[0] == Kind.LOSS else grid
@@ -181,3 +183,51 @@ def test_what_is_not_found_out_of_earlier_records_clears_nobody_behind_a_later_s
     assert (found.loser, found.outcome, found.step) == ("none", "cannot_reproduce", 3), found.reason
     assert "of the steps before it: step 1: " in found.reason
     assert not found.clears
+
+
+@pytest.mark.parametrize(
+    ("lists", "ruling"), [(False, ("none", "cannot_reproduce")), (True, ("auditor", "fault"))]
+)
+@pytest.mark.parametrize("objects", [False, True])
+def test_an_auditor_may_take_either_branch_of_a_near_tie_that_the_log_does_not_list(
+    tmp_path: Path, lists: bool, ruling: tuple[str, str], objects: bool
+) -> None:
+    """Its state follows from that, and so may what it sees in the log. Control: a log that lists them all."""
+    source, order = ordered(1, 1)
+    run, recorded, finish = RunDirectory(tmp_path / "run"), Session.recording_context, RecordingContext.finish
+    dropped: list[SiteAddress] = []
+
+    def wide(session: Session, before: GridTable) -> RecordingContext:
+        made = recorded(session, before)
+        most = session.policy.decision_band[1]
+        sites = {
+            at: replace(grid, band=most) if at[0] == Kind.DECISION else grid
+            for at, grid in made.table.sites.items()
+        }
+        made.table, made._grids = GridTable(sites), sites  # pyright: ignore[reportPrivateUsage]
+        return made
+
+    def forgetting(made: RecordingContext) -> bytes:
+        for address in [each for each in made.payloads if each.kind == Kind.DECISION and not lists]:
+            del made.payloads[address]
+            dropped.append(address)
+        return finish(made)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "recording_context", wide)
+        patch.setattr(RecordingContext, "finish", forgetting)
+        record(order, run)
+    assert lists or dropped
+    claim = claimed(source, run)
+    if objects:
+        root = run.load_transcript().root().hex()
+        objection = LogObjection(root, 0, "gradient of conv1.weight", 0, "lies too far away")
+        claim.write_document(claim.objection_path, objection.encode())
+    else:
+        state = dict(claim.load_checkpoint(1))
+        weight = state["model/conv1.weight"]
+        values = np.frombuffer(bytes(weight.data), dtype="<f4") + np.float32(2.0**-6)
+        forge_state(claim, 1, state | {weight.name: replace(weight, data=values.tobytes())})
+    found = ruled(source, run, claim)
+    assert (found.loser, found.outcome, found.step) == (*ruling, 0), found.reason
+    assert lists or "does not list a branch" in found.reason

@@ -20,7 +20,6 @@ from torch import Tensor
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput
-from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.execution.step import run_step, under_log
 from tallystick.numerics.grid_table import SiteGrid
@@ -30,6 +29,7 @@ from tallystick.numerics.rounding import Candidates, find_candidates
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import compare_states
 from tallystick.roles.replay import Replay
+from tallystick.roles.unlisted import UnlistedContext
 
 State = Mapping[str, Entry]
 Choices = Mapping[tuple[int, int], Candidates]
@@ -57,6 +57,7 @@ class AcceptableStates:
         self.entries = copied_state(session)
         self.values = context.candidates
         self.unlogged, self.hardly_obeyed = context.unlogged, context.hardly_obeyed
+        self.unlisted = context.unlisted
         self.flipped: dict[tuple[int, int], Candidates] = {}
         self.flipped_unlogged = self.flipped
         if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in context.candidates.items()):
@@ -195,7 +196,7 @@ def _unlogged(found: Candidates, grid: SiteGrid, payload: bytes | None, n: int) 
 
 
 @dataclass
-class _TwoWayContext(FollowingContext):
+class _TwoWayContext(UnlistedContext):
     """Follows a frame and notes, for every site but activations, which elements could have gone the other way.
 
     ``unlogged`` are those on which the frame says nothing. With ``flip`` each such gradient element does go the other way.

@@ -24,7 +24,6 @@ from tallystick.dispute.terms import Ruling
 from tallystick.dispute.verdict import LogObjection
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.evidence.verification import quoted
-from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import activation_rule, is_noise_only, nearest_grid
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import run_step, under_log
@@ -37,6 +36,7 @@ from tallystick.numerics.rounding import round_followed, round_followed_residues
 from tallystick.roles.comparison import find_noisy_sites, is_excused, violations_of
 from tallystick.roles.data_noise import REMEDY
 from tallystick.roles.replay import Replay, adopting
+from tallystick.roles.unlisted import UnlistedContext
 from tallystick.run.transcript import Transcript
 
 State = Mapping[str, Entry]
@@ -46,6 +46,7 @@ SERVED_NOW = (
     "the auditor had no log that it could follow, and what the trainer hands over now is the committed one and can be followed: "
     "audit again with that"
 )
+UNLISTED = "the log does not list a branch near a switching point: the auditor may have taken the other one"
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ def rule_on_log(
         return _nobody(f"step {step}: {objection.site} lies too near a rule's limit to tell who is right")
     if objection.site == "log":
         return _nobody(f"step {step}: {SERVED_NOW}")
+    if context.unlisted:
+        return _nobody(f"step {step}: {UNLISTED}")
     reason = f"step {step}: the auditor objects to {quoted(objection.site)}, and nothing there comes near to breaking a rule"
     return LogRuling(Ruling("auditor", reason), "fault")
 
@@ -125,7 +128,7 @@ def _doubting(replay: Replay, frame: bytes) -> DoubtingContext:
 
 
 @dataclass
-class DoubtingContext(FollowingContext):
+class DoubtingContext(UnlistedContext):
     """Follows a frame and notes, besides what breaks a rule, the sites where something breaks half of its limit.
 
     Attributes:
@@ -180,7 +183,8 @@ class DoubtingContext(FollowingContext):
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         """Take the logged branches, after asking for half of the reach."""
-        assert self._decision is not None
+        if self._decision is None:
+            return super().decide(numel, width, near, symbols, distance)
         exponent, entries = decode_decision(self._decision, numel, width)
         at = torch.from_numpy(entries.indexes).to(near.device)
         symbol = torch.from_numpy(entries.symbols).to(near.device)

@@ -273,6 +273,8 @@ class StepJudge:
         load_state(self.replay.session, state.entries)
         try:
             repeated = AcceptableStates(self.replay, frame)
+            if repeated.unlisted:
+                return True
             if "loss" in differing and not repeated.may_lose(self.auditors_transcript.record(step).loss):
                 return False
             return claimed is None or repeated.find_fault(claimed.entries) is None
@@ -375,6 +377,9 @@ class StepJudge:
             if other and self._is_data_noise("auditor", position, state):
                 self.outcome = CANNOT
                 return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('auditor')}")
+            if repeated.unlisted and not fault.is_evidence:
+                self.outcome = CANNOT
+                return Ruling("none", f"step {step}: {log_judge.UNLISTED}")
             return Ruling("auditor", fault.of("auditor"))
         self.outcome = "both_acceptable"
         what = "both states" if len(self.seats) > 1 else "the trainer's state"
