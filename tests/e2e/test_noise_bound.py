@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tallystick.commit.state import Entry
 from tallystick.dispute.terms import Party
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Batch, Job, JobSource, find_source
@@ -20,11 +21,13 @@ from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
-from tallystick.roles import step_judge, trainer
+from tallystick.roles import noise_bound, step_judge, trainer
 from tallystick.roles.audit_report import EVERYTHING, Deviation
 from tallystick.roles.auditor import audit
 from tallystick.roles.claim import AuditorClaim, write_claim
 from tallystick.roles.judge import dispute
+from tallystick.roles.noise_bound import farther_than_noise
+from tallystick.roles.replay import open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import forge, tampered
@@ -152,3 +155,32 @@ def test_an_auditors_noise_excuses_no_trainer(
     monkeypatch.setattr(step_judge.StepJudge, "_is_far", lambda _, party, *of: party == "trainer")
     found = dispute(run, claim, source, level="steps")
     assert (found.loser, set(asked)) == ("trainer", {"trainer"}), found.reason
+
+
+def test_what_noise_does_not_move_is_what_it_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry too many, and an optimizer's document; where a repetition has it too, noise may have led there."""
+    monkeypatch.setattr(noise_bound, "REPEATED", 4)
+    source, order = ordered()
+    run = RunDirectory(tmp_path / "run")
+    record(replace(order, steps=1), run)
+    transcript, before, own = run.load_transcript(), run.load_checkpoint(0), run.load_checkpoint(1)
+    replay = open_replay(transcript.specification, source)
+    assert not isinstance(replay, Deviation)
+    frames = run.load_frames(transcript, 0, 1)
+    name, settings = "optimizer/conv1.weight/kept", own["document/optimizer"]
+    more = own | {name: Entry(name, "I64", (1,), bytes(8))}
+    other = own | {"document/optimizer": replace(settings, data=bytes(settings.data).replace(b"0", b"1"))}
+
+    def far(stated: dict[str, Entry]) -> str | None:
+        return farther_than_noise(replay, transcript, frames, before, stated)
+
+    assert [far(each) for each in (own, more, other)] == [None, name, "document/optimizer"]
+    repeated = noise_bound._repeated  # pyright: ignore[reportPrivateUsage]
+
+    def moving(*of: Any) -> Any:
+        found = repeated(*of)
+        return found if of[-1] is None or found is None else more
+
+    monkeypatch.setattr(noise_bound, "_repeated", moving)
+    assert far(more) is None
+    replay.session.close()

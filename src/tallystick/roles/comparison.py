@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -39,6 +40,8 @@ from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
 
+DOCUMENT = "document/"  # what the names of a state's settings, grids and place in the run begin with
+OPTIMIZER = "document/optimizer"
 LOSS = "loss"  # the name of its site
 FAR_LOSS = 0.25  # of itself: noise in data carries a loss no farther
 TO_EXCUSE = 12
@@ -208,6 +211,11 @@ def compare_states(
     found: list[Deviation] = []
     for name in sorted(own.keys() | stated.keys()):
         mine, theirs = own.get(name), stated.get(name)
+        if name == OPTIMIZER and mine is not None and theirs is not None:
+            if (difference := _compare_optimizers(step, mine, theirs)) is not None:
+                total += 1
+                found.append(difference)
+            continue
         if mine is None or theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
             found.append(Deviation(step, "mismatch", name, None, _form(mine), _form(theirs), "state"))
             continue
@@ -216,6 +224,19 @@ def compare_states(
             total += count
             found.append(Deviation(step, "mismatch", name, first, values[0], values[1], "state"))
     return total, found
+
+
+def _compare_optimizers(step: int, mine: Entry, theirs: Entry) -> Deviation | None:
+    """Return the deviation of an optimizer's document; as a whole if its groups' settings differ, None if nothing does."""
+    if bytes(mine.data) == bytes(theirs.data):
+        return None
+    try:
+        groups = [json.loads(bytes(entry.data))["groups"] for entry in (mine, theirs)]
+    except (ValueError, LookupError, TypeError):
+        groups = [bytes(mine.data), bytes(theirs.data)]
+    if groups[0] != groups[1]:
+        return Deviation(step, "mismatch", OPTIMIZER, None, "the steps' settings", "others", "state")
+    return Deviation(step, "mismatch", OPTIMIZER, 0, "the steps' plain values", "others", "state")
 
 
 def _form(entry: Entry | None) -> str:
@@ -324,12 +345,15 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
     """Whether noise above the declared bands at the sites ``noisy`` can be the cause of ``deviation``.
 
     A flipped branch and an activation reach everything; a gradient or a buffer reaches its own tensor, and so the state's
-    fingerprint; a loss reaches nothing but itself; nothing reaches the data, the schedule or what the policy allows.
+    fingerprint; a loss reaches nothing but itself; nothing reaches the data, the schedule, what the policy allows, a state's
+    documents, or which entries of which form it has.
 
     Where noise cannot be measured a loss may lie however far away: a branch on a number read out of a tensor leads to any.
     """
     names = [site.subject for site in noisy]
     if not names or deviation.is_evidence or deviation.about in ("data", "schedule", "policy"):
+        return False
+    if deviation.about == "state" and _is_of_form(deviation):
         return False
     if (
         EVERYTHING in names
@@ -338,6 +362,17 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
     ):
         return True
     return any(_is_about(name.split(" ", 1)[-1], deviation.subject) for name in names)
+
+
+def _is_of_form(deviation: Deviation) -> bool:
+    """Whether a state's deviation is in its settings, grids or place in the run, or in which entries of which form it has.
+
+    But for what the optimizer keeps of a parameter: that may hang on whether it ever had a gradient.
+    """
+    if deviation.subject == OPTIMIZER:
+        return deviation.element is None
+    is_entry = "/" in deviation.subject and not deviation.subject.startswith("optimizer/")
+    return deviation.subject.startswith(DOCUMENT) or (is_entry and deviation.element is None)
 
 
 def _is_about(name: str, subject: str) -> bool:

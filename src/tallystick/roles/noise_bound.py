@@ -38,24 +38,41 @@ def farther_than_noise(
 
     Kinds are weights, buffers, and each of the optimizer's numbers; distances are roots of sums of squares over all tensors of
     one, from what the steps of ``frames`` make of ``before`` here. What training does bounds them too (``farther_than_trained``,
-    which gives a tensor's name), and bounds them alone where the steps do not end under such noise.
+    which gives a tensor's name), and bounds them alone where the steps do not end under such noise. Everything else of a state
+    (which entries it has, of which form, documents, whole numbers) is what it is here, unless such noise moves it.
     """
     own = _repeated(replay, transcript, frames, before, None)
     if own is None:
         return None
     if (far := farther_than_trained(before, own, stated)) is not None:
         return far
-    led: dict[str, float] = {}
+    fixed, known, led = _fixed(own), set(own), dict[str, float]()
     for repeat in range(max(FEWEST, REPEATED // len(frames))):
         jitter = Jitter(replay.session.seed * 1000003 + min(frames) * 101 + SEED + repeat, UNITS)
         moved = _repeated(replay, transcript, frames, before, jitter)
-        for kind, distance in ({} if moved is None else _distances(own, moved)).items():
+        if moved is None:
+            continue
+        known |= moved.keys()
+        fixed = dict(fixed.items() & _fixed(moved).items())
+        for kind, distance in _distances(own, moved).items():
             led[kind] = max(led.get(kind, 0.0), distance)
     if not led:
         return None
+    theirs = _fixed(stated)
+    other = {name for name, value in fixed.items() if theirs.get(name) != value} | (theirs.keys() - known)
+    if other:
+        return min(other)
     way = _distances(own, before)
     least = {kind: max(MOST_TIMES * led.get(kind, 0.0), LEAST_SHARE * way[kind]) for kind in way}
     return next((kind for kind, distance in _distances(own, stated).items() if distance > least[kind]), None)
+
+
+def _fixed(state: State) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Return what noise does not move of each entry: its form, and of what is no floating tensor all bytes."""
+    return {
+        name: (entry.dtype, entry.shape, b"" if entry.dtype in FLOATS else bytes(entry.data))
+        for name, entry in state.items()
+    }
 
 
 def _repeated(

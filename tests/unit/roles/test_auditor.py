@@ -22,6 +22,7 @@ from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import BF16, FP32, FP64, Policy
 from tallystick.roles import comparison
 from tallystick.roles.audit_report import (
+    EVERYTHING,
     MOST_NOISE,
     About,
     AuditReport,
@@ -30,7 +31,7 @@ from tallystick.roles.audit_report import (
     VerdictName,
 )
 from tallystick.roles.auditor import accept
-from tallystick.roles.comparison import compare_step, farther_than_trained, is_excused
+from tallystick.roles.comparison import compare_states, compare_step, farther_than_trained, is_excused
 from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import state_fingerprint
 
@@ -174,7 +175,7 @@ def test_a_log_is_to_blame_where_nothing_else_is() -> None:
 
 
 def test_noise_excuses_no_data_and_no_schedule_and_no_other_gradient() -> None:
-    one = Deviation(1, "mismatch", "model/a.weight", None, "0x1", "0x2", "state")
+    one = Deviation(1, "mismatch", "model/a.weight", 0, "0x1", "0x2", "state")
     everything, elsewhere = replace(one, subject="everything"), replace(one, subject="gradient b.weight")
     assert is_excused(one, [everything])
     assert not is_excused(one, [elsewhere])
@@ -238,6 +239,27 @@ def test_a_loss_that_is_noisy_excuses_no_state() -> None:
     assert not is_excused(state, [loss])
     assert is_excused(state, [loss, bias]) and is_excused(state, [bias])
     assert is_excused(replace(state, subject="loss", about="loss"), [loss])
+
+
+def test_no_noise_reaches_settings_grids_or_which_entries_a_state_has() -> None:
+    """But for what an optimizer keeps of a parameter, which it may have once that had a gradient."""
+    loud = [Deviation(3, "cannot_reproduce", EVERYTHING, None, "", "", "noise")]
+
+    def first(name: str, own: bytes | None, stated: bytes | None) -> Deviation:
+        states = [{} if x is None else {name: Entry(name, "U8", (len(x),), x)} for x in (own, stated)]
+        (found,) = compare_states(3, *states)[1]
+        return found
+
+    groups = [b'{"groups":[%d],"plain":%d}' % each for each in ((1, 1), (20, 1), (1, 20))]
+    assert not is_excused(first("document/optimizer", groups[0], groups[1]), loud)
+    assert is_excused(first("document/optimizer", groups[0], groups[2]), loud)
+    assert not is_excused(first("document/grids", b"a", b"b"), loud)
+    assert not is_excused(first("document/optimizer", None, groups[0]), loud)
+    assert not is_excused(first("model/extra", None, b"a"), loud)
+    assert is_excused(first("model/counts", b"a", b"b"), loud)
+    assert is_excused(first("optimizer/weight/step", None, b"a"), loud)
+    same = {"document/optimizer": Entry("document/optimizer", "U8", (1,), b"x")}
+    assert compare_states(3, same, same) == (0, [])
 
 
 def test_a_loss_that_is_nothing_but_noise_is_nobodys_whatever_its_scale(
