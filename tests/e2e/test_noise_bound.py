@@ -18,6 +18,7 @@ from tallystick.execution.job import Batch, Job, JobSource, find_source
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session.session import Session
+from tallystick.execution.step import batch_digest
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
@@ -30,7 +31,7 @@ from tallystick.roles.noise_bound import farther_than_noise
 from tallystick.roles.replay import open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import forge, tampered
+from tallystick.testing.cheats import forge, honest_defence, tampered
 
 SETTINGS = {"width": "8", "batch": "16"}
 LEAST_BAND = -18  # of the policy, which a trainer may declare whatever its noise is
@@ -184,3 +185,34 @@ def test_what_noise_does_not_move_is_what_it_is_here(tmp_path: Path, monkeypatch
     monkeypatch.setattr(noise_bound, "_repeated", moving)
     assert far(more) is None
     replay.session.close()
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_log_that_cannot_be_read_hides_no_steps_before_it(tmp_path: Path, answers: bool) -> None:
+    """All labels are false, and the judge cannot have the states within the segment, whose last log has a byte too many.
+
+    A trainer that answers itself has to open the first of them, whatever its log breaks.
+    """
+    source, order = ordered()
+    run, claim, finish = (
+        RunDirectory(tmp_path / "run"),
+        RunDirectory(tmp_path / "claim"),
+        RecordingContext.finish,
+    )
+    honest, written = source.build(SETTINGS, order.seed), list[bytes]()
+
+    def other(job: Job) -> None:
+        job.batch = lambda step: (honest.batch(step)[0], (honest.batch(step)[1] + 1) % 10)
+
+    def longer(made: RecordingContext) -> bytes:
+        written.append(finish(made))
+        return written[-1] + b"\0" * (len(written) == 4)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RecordingContext, "finish", longer)
+        record(tampered(replace(order, steps=4), other), run)
+    forge(run, lambda each: replace(each, batch=batch_digest(honest.batch(each.step))))
+    assert isinstance(write_claim(run, source, claim), AuditorClaim)
+    found = dispute(run, claim, source, level="steps", defence=honest_defence(source) if answers else None)
+    assert (found.loser, found.outcome, found.step) == ("trainer", "fault", 0 if answers else 3), found.reason
+    assert ("is not handed over" if answers else "the log cannot be used") in found.reason

@@ -18,6 +18,7 @@ from tallystick.dispute.terms import DisputedPosition, Ruling
 from tallystick.dispute.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection, record_claims
 from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism
 from tallystick.execution.snapshot import load_state, state_entries
+from tallystick.numerics.log import decode_frame
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import compare_step, may_follow_from_data, with_near_rates
 from tallystick.roles.findings import StepFinding, other_state
@@ -70,7 +71,7 @@ class ChainJudge:
                 first = parted + 1
             elif not self._is_disputed(start, end):
                 continue
-            finding = self._follow(first, end)
+            finding = self._follow(first, end) or self._rule_on_logs(first, end)
             for index in range(start + 1, end + 1):
                 self.seat.forget(index)
             if finding is not None:
@@ -110,6 +111,20 @@ class ChainJudge:
             if not found or not _is_apart(found[-1][1]):
                 return None
             start = found[-1][0] + 1
+        return None
+
+    def _rule_on_logs(self, start: int, end: int) -> StepFinding | None:
+        """Return the ruling on the first log of some steps that cannot even be read, from whatever state; None if there is none.
+
+        The states before may be such as the judge cannot have.
+        """
+        for step in range(start, end):
+            try:
+                decode_frame(self.seat.frame(step))
+            except (InvalidInput, Mismatch) as problem:
+                return self._finding(
+                    step, Ruling("trainer", f"step {step}: the log cannot be used: {problem}"), "fault"
+                )
         return None
 
     def _find_differing(self, state: HeldState, start: int, end: int) -> list[tuple[int, list[Deviation]]]:
