@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,8 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind, SiteAddress, SparseEntries
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounded_sites import NO_KEY, Key
-from tallystick.roles.audit_report import Deviation
+from tallystick.roles import step_judge
+from tallystick.roles.audit_report import EVERYTHING, Deviation
 from tallystick.roles.claim import AuditorClaim, write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.panel_member import HandedSeat
@@ -231,3 +233,31 @@ def test_an_auditor_may_take_either_branch_of_a_near_tie_that_the_log_does_not_l
     found = ruled(source, run, claim)
     assert (found.loser, found.outcome, found.step) == (*ruling, 0), found.reason
     assert lists or "does not list a branch" in found.reason
+
+
+@pytest.mark.parametrize(("moves", "at"), [(True, [1]), (False, [])])
+def test_a_false_loss_is_farther_away_than_a_loud_decision_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool, at: list[int]
+) -> None:
+    """Beside a state that either value explains, and beside one on which both agree; where noise is unknown it says nothing."""
+    loud = Deviation(1, "cannot_reproduce", "decision 2", None, "noise", "less", "noise")
+    source, run = turned(tmp_path, 2, at)
+    for factor, known, ruling in (
+        (2.0**-9, True, "trainer"),
+        (1.0 + 2.0**-12, True, "none"),
+        (2.0**-9, False, "none"),
+    ):
+        site = loud if known else replace(loud, subject=EVERYTHING)
+        monkeypatch.setattr(step_judge, "find_noisy_sites", lambda *_, site=site: [site])
+        copy = RunDirectory(tmp_path / f"{factor} {known}" / "run")
+        shutil.copytree(run.path, copy.path)
+        own = float.fromhex(str(run.load_transcript().record(1).loss))
+        forge(
+            copy,
+            lambda each, loss=own * factor: replace(each, loss=hex_float(loss)) if each.step == 1 else each,
+        )
+        claim = claimed(source, copy)
+        found = dispute(copy, claim, source, level="steps")
+        assert (found.loser, found.step) == (ruling, 1), found.reason
+        assert found.outcome == ("fault" if ruling == "trainer" else "cannot_reproduce")
+        assert moves == (found.ends is not None)

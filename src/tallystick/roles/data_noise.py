@@ -42,6 +42,9 @@ JOBS_ERRORS = (
 )  # fmt: skip
 """What a job's own code may raise where its numbers are not what it takes them to be; nothing is then known of noise."""
 REMEDY = "commit the batch's bytes (read its numbers from a file), or use integers that come of integers"
+DATA_NOISE_REASON = (
+    f"the {{}}'s data differ from the judge's by no more than floating noise explains; {REMEDY}"
+)
 FLOATS = {"F32": "<f4", "F64": "<f8"}
 State = Mapping[str, Entry]
 

@@ -8,17 +8,20 @@ trainer's state, a choice near a boundary or the branch of a near tie, it does t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, JobFailed, Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.noise.passes import jittered
 from tallystick.execution.snapshot import copied_state, load_state
+from tallystick.roles.audit_report import EVERYTHING, Deviation
 from tallystick.roles.comparison import farther_than_trained, kind_of
 from tallystick.roles.data_noise import FLOATS, square_distance
 from tallystick.roles.replay import Replay
+from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import Transcript
 
 State = Mapping[str, Entry]
@@ -65,6 +68,38 @@ def farther_than_noise(
     way = _distances(own, before)
     least = {kind: max(MOST_TIMES * led.get(kind, 0.0), LEAST_SHARE * way[kind]) for kind in way}
     return next((kind for kind, distance in _distances(own, stated).items() if distance > least[kind]), None)
+
+
+def is_loss_farther(
+    replay: Replay,
+    record: StepRecord,
+    frame: bytes,
+    before: State,
+    found: Iterable[Deviation],
+    noisy: Iterable[Deviation],
+) -> bool:
+    """Whether the loss among what is ``found`` of a step is farther away than noise takes it; never where noise is unknown."""
+    text = next((each.stated for each in found if each.about == "loss"), None)
+    if text is None or any(site.subject == EVERYTHING for site in noisy):
+        return False
+    try:
+        stated = parse_hex_float(text, what="loss")
+    except InvalidInput:
+        return True
+    losses: list[float] = []
+    for repeat in range(-1, REPEATED):
+        seed = replay.session.seed * 1000003 + record.step * 101 + SEED + repeat
+        load_state(replay.session, before)
+        try:
+            with jittered(
+                replay.session, Jitter(seed, UNITS) if repeat >= 0 else replay.session.arithmetic.jitter
+            ):
+                losses.append(replay.follow(record, frame)[0].loss)
+        except (InvalidInput, Nondeterminism, JobFailed):
+            if repeat < 0:
+                return False
+    led = max((abs(each - losses[0]) for each in losses[1:]), default=math.inf)
+    return abs(stated - losses[0]) > max(MOST_TIMES * led, LEAST_SHARE * abs(losses[0]))
 
 
 def _fixed(state: State) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -30,9 +30,9 @@ from tallystick.roles.comparison import (
     violations_of,
     with_near_rates,
 )
-from tallystick.roles.data_noise import REMEDY, Shaking, is_explained, shaking
+from tallystick.roles.data_noise import DATA_NOISE_REASON, Shaking, is_explained, shaking
 from tallystick.roles.findings import CANNOT, NOT_PROVEN, StepFinding, contradiction, other_state
-from tallystick.roles.noise_bound import farther_than_noise
+from tallystick.roles.noise_bound import farther_than_noise, is_loss_farther
 from tallystick.roles.panel import Panel
 from tallystick.roles.partings import is_agreed
 from tallystick.roles.rebuilt import find_unsteady
@@ -42,10 +42,6 @@ from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import Transcript, check_cursor, check_fingerprint, state_fingerprint
 
 MOST_RECORDS = 16  # steps on whose records the judge rules, of those before the disputed one
-
-DATA_NOISE_REASON = (
-    f"the {{}}'s data differ from the judge's by no more than floating noise explains; {REMEDY}"
-)
 
 
 @dataclass
@@ -253,7 +249,9 @@ class StepJudge:
             if is_noise and all(may_follow_from_data(each) for each in found):
                 return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format(party)}"), CANNOT
             noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
-            if all(is_excused(deviation, noisy) for deviation in found):
+            is_unknown = all(is_excused(deviation, noisy) for deviation in found)
+            more = (self.replay, record, frame, state.entries, found, noisy)
+            if is_unknown and not (party == "trainer" and is_loss_farther(*more)):
                 why = f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
                 return Ruling("none", why), CANNOT
             if party == "auditor" and self._may_state(found, state, frame):
@@ -365,8 +363,12 @@ class StepJudge:
             if noisy is None:
                 frames = {step: frame}
                 noisy = find_noisy_sites(self.replay, self.transcript, step, step, frames, state.entries)
-            fault = next((each for each in faults if not is_excused(each, noisy)), faults[0])
-            if is_excused(fault, noisy) and not self._is_far(party, position, state):
+            stays = [each for each in faults if not is_excused(each, noisy)]
+            more = (self.replay, self.transcript.record(step), frame, state.entries, faults, noisy)
+            if not stays and is_loss_farther(*more):
+                stays = [each for each in faults if each.about == "loss"]  # the trainer's
+            fault = [*stays, *faults][0]
+            if not stays and not self._is_far(party, position, state):
                 self.outcome = "cannot_reproduce"
                 why = f"the judge cannot reproduce what the {party} did: {noisy[0]}"
                 return Ruling("none", f"step {step}: {why}")
