@@ -208,7 +208,7 @@ def test_what_no_step_hangs_on_hides_no_lie(what: str, capfd: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("how", some_of(["absolute", "variable", "linked"], "linked"))
-@pytest.mark.parametrize("lies", [False, True])
+@pytest.mark.parametrize("lies", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_cache_is_left_out_however_a_script_comes_to_it(
     how: str, lies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,7 +231,7 @@ def test_a_cache_is_left_out_however_a_script_comes_to_it(
         assert f"as stated without {made}" in first["own"]
 
 
-@pytest.mark.parametrize("lies", [False, True])
+@pytest.mark.parametrize("lies", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_of_what_a_script_made_it_keeps_what_it_cannot_do_without(
     lies: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +254,7 @@ def test_of_what_a_script_made_it_keeps_what_it_cannot_do_without(
         assert "as stated without a, b" in first["own"]
 
 
+@pytest.mark.slow
 def test_what_an_audit_before_made_accuses_nobody(capfd: pytest.CaptureFixture[str]) -> None:
     """A new number, and a new seed, for each run in a folder: the names are others each time."""
     lines = "seed = len([name for name in os.listdir('runs') if name.isdigit()])\nos.mkdir(f'runs/{seed}')"

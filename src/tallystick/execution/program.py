@@ -31,7 +31,15 @@ from tallystick.execution.program_files import (
     versions_of,
 )
 from tallystick.execution.program_source import imports_in, names_held_by, variables_named_in
-from tallystick.execution.program_watch import COMPILED, SHARED, WATCH, Execution, ProgramJournal, watch
+from tallystick.execution.program_watch import (
+    COMPILED,
+    HASH_SEED,
+    SHARED,
+    WATCH,
+    Execution,
+    ProgramJournal,
+    watch,
+)
 from tallystick.run.program import (
     ABSENT,
     MOST_FILES,
@@ -252,6 +260,8 @@ class LocalProgram:
         own = self.environment
         if not self.journal.is_whole:
             own = self._with_named(own)
+        if HASH_SEED not in stated.environment:  # a program that no tally started
+            own.pop(HASH_SEED, None)
         read = stated.environment.keys() & own.keys()
         return compare_environments(own, {name: stated.environment[name] for name in sorted(read)})
 

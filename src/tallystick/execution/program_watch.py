@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+HASH_SEED = "PYTHONHASHSEED"  # which Python reads before anybody's code
 COMPILED, SHARED = (".py", ".pyc"), ".so"
 EXECUTING = ("exec", "function.__new__", "ctypes.dlopen")  # with a code object, or the name of a file
 # Of the standard library: what these read is how they speak to people, to a network or to another process.

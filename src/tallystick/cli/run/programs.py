@@ -17,14 +17,13 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tallystick.errors import InvalidInput, JobFailed, TallyError
-from tallystick.execution.program_watch import WATCH, journal_of_its_own
+from tallystick.execution.program_watch import HASH_SEED, WATCH, journal_of_its_own
 
 if TYPE_CHECKING:
     from tallystick.roles.attached import Attached, ProgramRun
 
 ASKED = "TALLYSTICK_PROGRAM_REQUEST"  # a variable, for a process that runs a program for another one
 INTERPRETER = "python"  # how the names of interpreters begin
-HASH_SEED = "PYTHONHASHSEED"
 _LEFT: list[int] = []  # what the program gave to ``os._exit``
 
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from tallystick import errors
 from tallystick.cli.profiles import OutOfTime, run_aside, run_to_its_end
-from tallystick.cli.run.programs import ASKED, HASH_SEED, Request, arguments_after
+from tallystick.cli.run.programs import ASKED, Request, arguments_after
 from tallystick.cli.run.workplace import Copy, Workplace
 from tallystick.cli.terminal import say
 from tallystick.errors import JobFailed, TallyError
+from tallystick.execution.program_watch import HASH_SEED
 
 if TYPE_CHECKING:
     from tallystick.execution.determinism import Profile
