@@ -16,6 +16,7 @@ from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.dispute.terms import Ruling
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
+from tallystick.errors import Mismatch
 from tallystick.execution.job import Batch, Job, JobSource, find_source
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import is_noise_only
@@ -77,6 +78,14 @@ def test_a_step_that_either_value_explains_hides_no_false_step_behind_it(first: 
     assert (found.loser, found.outcome, found.step) == ("trainer", "fault", first), found.reason
     assert found.chain is not None
     assert not found.clears
+    ours = run.load_transcript()
+    statements = ours.statement(), RunDirectory(tmp_path / "claim").load_transcript().statement()
+    at_parting = replace(parse_verdict(found.encode()), step=ENDS, chain=ours.prove_step(ENDS))
+    with pytest.raises(Mismatch, match="moves lead to step 3, and it rests on the trainer's own"):
+        verify_verdict(at_parting, *statements, ours.specification)
+    bare = replace(parse_verdict(found.encode()), ends=None, moves=())
+    said = verify_verdict(bare, statements[0], statements[0], ours.specification)
+    assert said.endswith("both parties published the same run")
 
 
 def test_a_conviction_behind_two_steps_that_convict_nobody_is_one_of_a_fault(tmp_path: Path) -> None:

@@ -124,7 +124,12 @@ def verify_verdict(
             _verify_pair(pair, trainer, auditor, name, specification.world_size)
     reached = _reached(verdict, specification)
     if verdict.chain is not None:
-        return _verify_chain(verdict, verdict.chain, trainer, specification)
+        if reached == verdict.step:
+            raise Mismatch(
+                f"verdict: its moves lead to step {reached}, and it rests on the trainer's own steps there"
+            )
+        said = _verify_chain(verdict, verdict.chain, trainer, specification)
+        return said if trainer.root != auditor.root else f"{said}; both parties published the same run"
     if verdict.records is not None and verdict.objection is not None:
         raise Mismatch("verdict: rests on records and on an objection to a log; one of them decided")
     if verdict.records is None and verdict.objection is None:
