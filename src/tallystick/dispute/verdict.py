@@ -124,11 +124,7 @@ def verify_verdict(
             _verify_pair(pair, trainer, auditor, name, specification.world_size)
     reached = _reached(verdict, specification)
     if verdict.chain is not None:
-        if reached == verdict.step:
-            raise Mismatch(
-                f"verdict: its moves lead to step {reached}, and it rests on the trainer's own steps there"
-            )
-        said = _verify_chain(verdict, verdict.chain, trainer, specification)
+        said = _verify_chain(verdict, verdict.chain, trainer, specification, reached)
         return said if trainer.root != auditor.root else f"{said}; both parties published the same run"
     if verdict.records is not None and verdict.objection is not None:
         raise Mismatch("verdict: rests on records and on an objection to a log; one of them decided")
@@ -173,9 +169,17 @@ def _verify_objection(verdict: Verdict, objection: LogObjection, trainer: RunSta
 
 
 def _verify_chain(
-    verdict: Verdict, proof: StepProof, trainer: RunStatement, specification: Specification
+    verdict: Verdict,
+    proof: StepProof,
+    trainer: RunStatement,
+    specification: Specification,
+    reached: int | None,
 ) -> str:
     """The judge repeated a step of the trainer's own: that it convicts, and of which step's record, is all that is shown."""
+    if reached == verdict.step:
+        raise Mismatch(
+            f"verdict: its moves lead to step {reached}, and it rests on the trainer's own steps there"
+        )
     if verdict.records is not None or verdict.objection is not None:
         raise Mismatch(
             "verdict: rests on the trainer's own steps, and on records or an objection; one of them decided"

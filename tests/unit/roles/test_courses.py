@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
 
 from tallystick.commit.state import Entry
-from tallystick.roles.audit_report import About, Deviation, SegmentResult, VerdictName
+from tallystick.execution.noise.freedom import Freedom
+from tallystick.roles.audit_report import About, AuditReport, Deviation, SegmentResult, VerdictName
 from tallystick.roles.courses import Moved, ProgramCourse, find_doubt, have_moved_otherwise, moved_between
+from tallystick.roles.initial_state import Beginning
+from tallystick.roles.run_writer import Phases
 
 STATED = 2.0
 RATE = "hyper-parameter lr of group 0"
@@ -126,9 +130,38 @@ def test_what_hardly_more_than_noise_moves_is_left_out() -> None:
     assert set(still) == {"model/w", "model/b", "model/still"}
 
 
-def test_a_course_is_the_same_read_again() -> None:
+def test_a_course_is_what_accuses_in_a_segment_and_the_same_as_another_up_to_its_first_step() -> None:
     noise = differing(0, "noise", "1", "2", "cannot_reproduce")
     found = ProgramCourse.of(SegmentResult(0, 4, "mismatch", [noise, loss(1, 1.0)]), HERE)
     assert [each.about for each in found.deviations] == ["loss"]
-    assert ProgramCourse.parse(found.document()) == found
     assert course().first == math.inf
+    assert found.is_as(course(loss(1, 1.0), loss(2, 3.0)))
+    for other in (
+        course(loss(1, 1.5)),
+        course(loss(2, 1.0)),
+        course(loss(1, 1.0), moved=ELSEWHERE),
+        course(),
+    ):
+        assert not found.is_as(other)
+
+
+def test_a_report_is_the_same_read_by_another_process() -> None:
+    """With infinities; of the freedom all numbers that are shown, and none of the sums that they come of."""
+    freedom = Freedom(near=3, elements=7, moved=2, expected_moves=0.5, largest_steer=math.inf, path=2.0)
+    beginning = Beginning(10, 4, ("model/a",), None, ("model/b",), 1)
+    segments = [SegmentResult(0, 4, "mismatch", [loss(1, 1.0)], 3, 9), SegmentResult(4, 8)]
+    report = AuditReport(
+        "run",
+        "avx2",
+        "ab" * 32,
+        segments,
+        freedom,
+        {"threads": ("1", "2")},
+        Phases({"step": 1.5}),
+        None,
+        beginning,
+    )
+    again = AuditReport.parse(json.loads(json.dumps(report.document())), None)
+    assert again == report
+    assert again.freedom.fields() == freedom.fields()
+    assert AuditReport.parse(AuditReport("run", "native", "").document(), None).beginning is None
