@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -184,6 +185,18 @@ def test_what_noise_does_not_move_is_what_it_is_here(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(noise_bound, "_repeated", moving)
     assert far(more) is None
+
+    def counted(state: Any, *counts: int) -> dict[str, Entry]:
+        return {**state, "model/usage": Entry("model/usage", "I64", (3,), np.array(counts, "<i8").tobytes())}
+
+    def counting(*of: Any) -> Any:
+        found = repeated(*of)
+        return found if found is None else counted(found, 5 if of[-1] is None else 6, 6, 2**53)
+
+    monkeypatch.setattr(noise_bound, "_repeated", counting)
+    cases = [(5, 6, 2**53), (7, 6, 2**53), (8, 6, 2**53), (5, 7, 2**53), (5, 6, 2**53 + 1), (10**9, 6, 2**53)]
+    name = "model/usage"
+    assert [far(counted(own, *counts)) for counts in cases] == [None, None, name, name, name, name]
     replay.session.close()
 
 

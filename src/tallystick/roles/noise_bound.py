@@ -8,8 +8,10 @@ trainer's state, a choice near a boundary or the branch of a near tie, it does t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+
+import numpy as np
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
@@ -18,7 +20,7 @@ from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.noise.passes import jittered
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.roles.audit_report import EVERYTHING, Deviation
-from tallystick.roles.comparison import farther_than_trained, kind_of
+from tallystick.roles.comparison import DOCUMENT, farther_than_trained, kind_of
 from tallystick.roles.data_noise import FLOATS, square_distance
 from tallystick.roles.replay import Replay
 from tallystick.run.documents import StepRecord
@@ -32,6 +34,7 @@ there are fewer: what differs after the first of them goes on growing by itself.
 MOST_TIMES = 2.0  # what the farthest of them is away, this often, may an honest state be
 LEAST_SHARE = 2.0**-10  # of the steps' own way, which a single element that fell otherwise stays within
 SEED = 7919
+WHOLE = {"I64": "<i8", "I32": "<i4", "I16": "<i2"}  # all others by bytes
 
 
 def farther_than_noise(
@@ -41,15 +44,16 @@ def farther_than_noise(
 
     Kinds are weights, buffers, and each of the optimizer's numbers; distances are roots of sums of squares over all tensors of
     one, from what the steps of ``frames`` make of ``before`` here. What training does bounds them too (``farther_than_trained``,
-    which gives a tensor's name), and bounds them alone where the steps do not end under such noise. Everything else of a state
-    (which entries it has, of which form, documents, whole numbers) is what it is here, unless such noise moves it.
+    which gives a tensor's name), and bounds them alone where the steps do not end under such noise. A whole number is at most
+    twice as far away as such noise moves that very one. Everything else of a state (which entries it has, of which form,
+    documents) is what it is here, unless such noise moves it.
     """
     own = _repeated(replay, transcript, frames, before, None)
     if own is None:
         return None
     if (far := farther_than_trained(before, own, stated)) is not None:
         return far
-    fixed, known, led = _fixed(own), set(own), dict[str, float]()
+    fixed, known, led, whole = _fixed(own), set(own), dict[str, float](), dict[str, np.ndarray]()
     for repeat in range(max(FEWEST, REPEATED // len(frames))):
         jitter = Jitter(replay.session.seed * 1000003 + min(frames) * 101 + SEED + repeat, UNITS)
         moved = _repeated(replay, transcript, frames, before, jitter)
@@ -59,10 +63,15 @@ def farther_than_noise(
         fixed = dict(fixed.items() & _fixed(moved).items())
         for kind, distance in _distances(own, moved).items():
             led[kind] = max(led.get(kind, 0.0), distance)
+        for name, apart in _apart(own, moved):
+            whole[name] = np.maximum(whole.get(name, 0.0), apart)
     if not led:
         return None
     theirs = _fixed(stated)
     other = {name for name, value in fixed.items() if theirs.get(name) != value} | (theirs.keys() - known)
+    other |= {
+        name for name, apart in _apart(own, stated) if (apart > MOST_TIMES * whole.get(name, 0.0)).any()
+    }
     if other:
         return min(other)
     way = _distances(own, before)
@@ -103,11 +112,26 @@ def is_loss_farther(
 
 
 def _fixed(state: State) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Return what noise does not move of each entry: its form, and of what is no floating tensor all bytes."""
+    """Return what noise does not move of each entry: its form, and of documents all bytes."""
     return {
-        name: (entry.dtype, entry.shape, b"" if entry.dtype in FLOATS else bytes(entry.data))
+        name: (entry.dtype, entry.shape, bytes(entry.data) if name.startswith(DOCUMENT) else b"")
         for name, entry in state.items()
     }
+
+
+def _apart(own: State, other: State) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield how far each whole number is another one in the other state, by the name of the tensor, where both have it."""
+    for name, mine in own.items():
+        theirs = other.get(name)
+        is_whole = mine.dtype not in FLOATS and not name.startswith(DOCUMENT)
+        if theirs is None or not is_whole or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+            continue
+        x, y = (np.frombuffer(each.data, WHOLE.get(mine.dtype, "u1")) for each in (mine, theirs))
+        distance = np.abs(x.astype(np.float64) - y.astype(np.float64))
+        yield (
+            name,
+            np.where(x == y, 0.0, np.maximum(distance, 1.0)),
+        )  # of large ones a float has no last digit
 
 
 def _repeated(
