@@ -26,6 +26,7 @@ from tallystick.numerics.log import Kind, SiteAddress, SparseEntries
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.roles import step_judge
+from tallystick.roles.acceptable_states import AcceptableStates
 from tallystick.roles.audit_report import EVERYTHING, Deviation
 from tallystick.roles.claim import AuditorClaim, write_claim
 from tallystick.roles.judge import dispute
@@ -232,7 +233,32 @@ def test_an_auditor_may_take_either_branch_of_a_near_tie_that_the_log_does_not_l
         forge_state(claim, 1, state | {weight.name: replace(weight, data=values.tobytes())})
     found = ruled(source, run, claim)
     assert (found.loser, found.outcome, found.step) == (*ruling, 0), found.reason
-    assert lists or "does not list a branch" in found.reason
+    assert lists or "does not list a branch or activation" in found.reason
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_activations_that_a_log_does_not_list_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lists: bool
+) -> None:
+    """An honest auditor lost where its machine rounded some of them otherwise. An honest log lists them all."""
+    source, order = ordered(1, 1)
+    run, finish = RunDirectory(tmp_path / "run"), RecordingContext.finish
+
+    def forgetting(made: RecordingContext) -> bytes:
+        for address in [each for each in made.payloads if each.kind == Kind.ACTIVATION and not lists]:
+            del made.payloads[address]
+        return finish(made)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordingContext, "finish", forgetting)
+        record(replace(order, policy=find_policy("leaf")), run)
+    transcript = run.load_transcript()
+    replay = open_replay(transcript.specification, source)
+    assert not isinstance(replay, Deviation)
+    load_state(replay.session, run.load_checkpoint(0))
+    repeated = AcceptableStates(replay, run.load_frames(transcript, 0, 1)[0])
+    assert (repeated.unlisted == 0) is lists
+    replay.session.close()
 
 
 @pytest.mark.parametrize(("moves", "at"), [(True, [1]), (False, [])])

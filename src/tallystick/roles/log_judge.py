@@ -46,7 +46,9 @@ SERVED_NOW = (
     "the auditor had no log that it could follow, and what the trainer hands over now is the committed one and can be followed: "
     "audit again with that"
 )
-UNLISTED = "the log does not list a branch near a switching point: the auditor may have taken the other one"
+UNLISTED = (
+    "the log does not list a branch or activation near its boundary: the auditor may have taken the other way"
+)
 
 
 @dataclass(frozen=True)

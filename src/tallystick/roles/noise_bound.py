@@ -128,10 +128,8 @@ def _apart(own: State, other: State) -> Iterator[tuple[str, np.ndarray]]:
             continue
         x, y = (np.frombuffer(each.data, WHOLE.get(mine.dtype, "u1")) for each in (mine, theirs))
         distance = np.abs(x.astype(np.float64) - y.astype(np.float64))
-        yield (
-            name,
-            np.where(x == y, 0.0, np.maximum(distance, 1.0)),
-        )  # of large ones a float has no last digit
+        # Of large ones a float has no last digit.
+        yield name, np.where(x == y, 0.0, np.maximum(distance, 1.0))
 
 
 def _repeated(
