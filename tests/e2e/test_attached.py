@@ -94,7 +94,7 @@ def test_a_step_commits_to_its_data_once_whatever_reads_it_first(recorded: Path)
     [
         (("--lr", "0.02"), "settings {'arguments': '--lr 0.02'}"),
         (("--epochs", "3"), "settings {'arguments': '--epochs 3'}"),
-        (("--epochs", "1"), "settings {'arguments': '--epochs 1'}"),
+        pytest.param(("--epochs", "1"), "settings {'arguments': '--epochs 1'}", marks=pytest.mark.slow),
     ],
 )
 def test_a_script_with_other_arguments_accuses_nobody(
@@ -270,8 +270,13 @@ ODD = Path(__file__).parent / "programs" / "odd.py"
 @pytest.mark.parametrize(
     ("kind", "steps"),
     [
-        ("recurrent", 12), ("recomputed", 12), ("penalty", 12), ("skips", 9), ("closure", 12), ("prefetches", 24),
-        ("averages", 12), ("sparse", 6), ("experts", 12), ("warms_up", 12),
+        ("recurrent", 12), ("averages", 12), ("sparse", 6), ("experts", 12),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("recomputed", 12), ("penalty", 12), ("skips", 9), ("closure", 12), ("prefetches", 24), ("warms_up", 12),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_what_people_do_in_a_loop_is_recorded_and_followed_under_other_arithmetic(
@@ -330,7 +335,9 @@ torch.save(seen, sys.argv[3])
 
 
 @pytest.mark.parametrize("how", ["between", "zeros", "closure", "never"])
-@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad"])  # one that is portable, one that is torch's own
+@pytest.mark.parametrize(  # one that is portable, one that is torch's own
+    "optimizer", ["SGD", pytest.param("Adagrad", marks=pytest.mark.slow)]
+)
 def test_gradients_stay_after_a_step_and_must_be_gone_before_the_next(
     how: str, optimizer: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

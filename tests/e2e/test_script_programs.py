@@ -117,9 +117,12 @@ READS = {
     "in a helper": {"before": "import helper", "after": "factor = helper.rate()"},
     "in a step": {"step": "import os; x = x * float(os.environ.get('RATE', '1'))"},
 }
+QUICK = ("as text", "in a helper", "in a step")
 
 
-@pytest.mark.parametrize("how", READS)
+@pytest.mark.parametrize(
+    "how", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in READS]
+)
 def test_a_variable_that_a_script_reads_is_committed_and_accuses_nobody(
     how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

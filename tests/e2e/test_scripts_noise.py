@@ -73,7 +73,8 @@ def audited(path: Path, script: Path, capfd: pytest.CaptureFixture[str]) -> tupl
 
 
 @pytest.mark.parametrize(
-    ("forged", "every"), [(False, 6), pytest.param(True, 6, marks=pytest.mark.slow), (True, 1000)]
+    ("forged", "every"),
+    [pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 6), (True, 6))] + [(True, 1000)],
 )
 def test_noise_that_bands_of_another_batch_do_not_cover_accuses_nobody(
     forged: bool, every: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -252,9 +253,9 @@ def test_a_script_that_leaves_at_once_is_given_a_verdict_all_the_same(
 @pytest.mark.parametrize(
     "call",
     [
-        "os.execv('/bin/true', ['true'])",
+        pytest.param("os.execv('/bin/true', ['true'])", marks=pytest.mark.slow),
         "__import__('ctypes').CDLL(None)._exit(0)",
-        "os.kill(os.getpid(), 9)",
+        pytest.param("os.kill(os.getpid(), 9)", marks=pytest.mark.slow),
     ],
 )
 def test_a_script_whose_process_ends_by_itself_ends_with_no_exit_code_of_a_match(
@@ -325,7 +326,11 @@ READS_ABOVE = "import os\nfrom pathlib import Path\nassert Path('../data').read_
     ("lines", "said"),
     [
         ("", None),
-        ("Path(str(os.getpid())).touch()\nassert len(list(Path().glob('[0-9]*'))) < 3\n", "gave no"),
+        pytest.param(
+            "Path(str(os.getpid())).touch()\nassert len(list(Path().glob('[0-9]*'))) < 3\n",
+            "gave no",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_script_that_reads_above_its_folder_is_asked_again_in_the_folder_itself(

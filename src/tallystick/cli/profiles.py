@@ -17,6 +17,7 @@ from tallystick.errors import Nondeterminism, TallyError
 from tallystick.execution.determinism import INSTRUCTION_SETS, Profile
 
 Child = Callable[[Sequence[str], Profile], dict[str, Any]]
+SEEDED = {"PYTHONHASHSEED": "0"}  # or a process of tally begins anew
 CHILD = "TALLYSTICK_PROFILE_CHILD"  # set in the child to the profile it was started for
 
 
@@ -63,7 +64,8 @@ def run_to_its_end(
     while it runs.
     """
     command = python("-m", "tallystick", *arguments)
-    child = subprocess.Popen(command, env={**os.environ, **environment}, stdout=2 if quiet else None)
+    variables = {**SEEDED, **os.environ, **environment}
+    child = subprocess.Popen(command, env=variables, stdout=2 if quiet else None)
 
     def pass_on(number: int, _: FrameType | None) -> None:
         child.send_signal(number)
@@ -160,7 +162,7 @@ def _signals(
 def _variables(profile: Profile, more: Mapping[str, str], *, keeps: bool = False) -> dict[str, str]:
     chosen = {name for variables in INSTRUCTION_SETS.values() for name in variables if not keeps}
     inherited = {name: value for name, value in os.environ.items() if name not in chosen}
-    return {**inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment(), **more}
+    return {**SEEDED, **inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment(), **more}
 
 
 def interrupt_once() -> None:
