@@ -319,7 +319,7 @@ def test_a_script_that_runs_what_prints_is_accused_of_its_lie(
     assert printed.err.count("version 1") > 1
 
 
-READS_ABOVE = "import os\nfrom pathlib import Path\nassert Path('../data').read_text() == '1'\n"
+READS_ABOVE = "import os\nfrom pathlib import Path\nassert Path('../../../data').read_text() == '1'\n"  # farther than links lead
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_script_that_reads_above_its_folder_is_asked_again_in_the_folder_itsel
 ) -> None:
     """Where it cannot run a second time, nobody is accused."""
     (tmp_path / "data").write_text("1")
-    (work := tmp_path / "work").mkdir()
+    (work := tmp_path / "a" / "b" / "work").mkdir(parents=True)
     command = record_a_lie(work, READS_ABOVE + lines + AT_ITS_OPTIMUM, monkeypatch)
     for each in (*work.glob("[0-9]*"), work / "run" / "made-files.json"):
         each.unlink(missing_ok=True)
