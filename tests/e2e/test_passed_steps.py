@@ -118,8 +118,19 @@ def recorded(tally: Tally) -> Path:
     return Path("run")
 
 
-@pytest.mark.parametrize(("steps", "followed"), [("8:16", 8), ("20:24", 4), ("0:4", 4), ("12:16", 4)])
-@pytest.mark.parametrize("profile", ["native", "jitter"])
+@pytest.mark.parametrize(
+    ("profile", "steps", "followed"),
+    [
+        ("native", "8:16", 8), ("jitter", "20:24", 4),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("jitter", "8:16", 8), ("native", "20:24", 4), ("native", "0:4", 4), ("jitter", "0:4", 4),
+                ("native", "12:16", 4), ("jitter", "12:16", 4),
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_a_part_of_a_script_is_followed_from_its_committed_state(
     steps: str, followed: int, profile: str, recorded: Path, tally: Tally
 ) -> None:

@@ -90,7 +90,7 @@ HANGING = {
 }
 
 
-@pytest.mark.parametrize("what", some_of(HANGING, "half of the processors", "glob", "hash", "zone"))
+@pytest.mark.parametrize("what", some_of(HANGING, "half of the processors", "hash"))
 def test_what_a_script_takes_from_the_machine_accuses_nobody(
     what: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +183,7 @@ def test_a_program_ends_as_it_does_alone(how: str, capfd: pytest.CaptureFixture[
     assert code == 0 or "ended with exit code 3 before anything" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_program_that_removes_temporary_files_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ def audited(path: Path, script: Path, capfd: pytest.CaptureFixture[str]) -> tupl
     return code, {"verdict": report["verdict"], **{k: str(v) for k, v in (report["first"] or {}).items()}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("forged", "every"),
     [pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 6), (True, 6))] + [(True, 1000)],
@@ -218,6 +219,7 @@ for i in range(0, 96, 16):
 """
 
 
+@pytest.mark.slow
 def test_a_rate_that_a_script_computes_from_a_norm_accuses_nobody_under_noise(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,6 +308,7 @@ def record_a_lie(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> li
     return ["audit", "run", "--json", *program]
 
 
+@pytest.mark.slow
 def test_a_script_that_runs_what_prints_is_accused_of_its_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,6 +325,7 @@ def test_a_script_that_runs_what_prints_is_accused_of_its_lie(
 READS_ABOVE = "import os\nfrom pathlib import Path\nassert Path('../../../data').read_text() == '1'\n"  # farther than links lead
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
@@ -589,7 +593,9 @@ for step in range(8):
 """
 
 
-@pytest.mark.parametrize("lie", ["digest", "rate", "loss"])
+@pytest.mark.parametrize(
+    "lie", ["digest", *(pytest.param(each, marks=pytest.mark.slow) for each in ("rate", "loss"))]
+)
 def test_a_digest_that_nobody_has_hides_no_later_lie(
     lie: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -639,8 +645,8 @@ def keeping(file: str) -> str:
     return script.replace("tallystick.attach(", lines + "tallystick.attach(") + end
 
 
-@pytest.mark.parametrize("file", ["cache.pt", "ckpt.pt"])
-@pytest.mark.parametrize("lies", [False, True])
+@pytest.mark.parametrize("file", ["cache.pt", pytest.param("ckpt.pt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lies", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_file_that_a_script_made_while_it_was_recorded_accuses_nobody_and_hides_no_lie(
     file: str, lies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -664,6 +670,7 @@ def test_a_file_that_a_script_made_while_it_was_recorded_accuses_nobody_and_hide
     assert main(["audit", "run", *program]) == 0
 
 
+@pytest.mark.slow
 def test_a_file_that_a_trainer_only_says_the_script_made_excuses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
