@@ -56,7 +56,7 @@ def run_to_its_end(
     environment: Mapping[str, str],
     *,
     quiet: bool = False,
-    meanwhile: Callable[[], object] = dict,
+    meanwhile: Callable[[], None] | None = None,
 ) -> int:
     """Return the exit code of a tally command in a process of its own, with further variables of its ``environment``.
 
@@ -71,7 +71,8 @@ def run_to_its_end(
         child.send_signal(number)
 
     with _signals(pass_on, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
-        meanwhile()
+        if meanwhile is not None:
+            meanwhile()
         code = child.wait()
     return 128 - code if code < 0 else code
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+import numpy as np
+
 from tallystick.execution.noise.freedom import Freedom
 from tallystick.roles.initial_state import Beginning
 from tallystick.roles.run_writer import Phases
@@ -143,11 +145,11 @@ class AuditReport:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON for another process of the same party, of its freedom what is shown, without the ``sample``."""
-        freedom = {each.name: getattr(self.freedom, each.name) for each in fields(Freedom)}
+        numbers = [each.name for each in fields(Freedom) if isinstance(each.default, (int, float))]
         return {
             **{name: getattr(self, name) for name in ("directory", "profile", "root", "environment")},
             "segments": [asdict(each) for each in self.segments],
-            "freedom": {name: value for name, value in freedom.items() if isinstance(value, (int, float))},
+            "freedom": {name: np.asarray(getattr(self.freedom, name)).item() for name in numbers},
             "seconds": self.phases.seconds,
             "beginning": None if self.beginning is None else asdict(self.beginning),
         }

@@ -118,6 +118,8 @@ def excuse_doubts(report: AuditReport, moved: Mapping[int, Moved], doubts: Doubt
             segment.deviations.insert(0, found)
         elif found is not course:
             segment.deviations = [*found.deviations]
+            of_log = any(d.kind == "log_violation" for d in found.deviations if d.step == found.first)
+            segment.verdict = "log_violation" if of_log else "mismatch"
 
 
 def find_doubt(

@@ -164,4 +164,6 @@ def test_a_report_is_the_same_read_by_another_process() -> None:
     again = AuditReport.parse(json.loads(json.dumps(report.document())), None)
     assert again == report
     assert again.freedom.fields() == freedom.fields()
+    freedom.near = np.int64(5)  # pyright: ignore[reportAttributeAccessIssue]  (a sum that numpy has made)
+    assert AuditReport.parse(json.loads(json.dumps(report.document())), None).freedom.near == 5
     assert AuditReport.parse(AuditReport("run", "native", "").document(), None).beginning is None

@@ -135,11 +135,7 @@ def run_program(command: Sequence[str], wanted: ProgramRun) -> Attached:
         main, code = _load(name, is_module=is_module)
         shown = str(main.__file__) if is_module else name
         sys.argv[:], sys.modules["__main__"] = [shown, *arguments], main
-        with (
-            _told_of_its_end(),
-            wanting(wanted),
-            journal_of_its_own(),
-        ):
+        with _told_of_its_end(), wanting(wanted), journal_of_its_own():
             _run(name, main, code)
             if wanted.attached is None:
                 raise InvalidInput(
@@ -163,6 +159,7 @@ def _told_of_its_end() -> Generator[None]:
     Other threads (a watchdog, say) and its children leave as ever; and in the end so does this process.
     """
     leave, process = os._exit, os.getpid()
+    places: tuple[Any, ...] = (os, posix)
 
     def told(status: int) -> NoReturn:
         if os.getpid() != process or threading.current_thread() is not threading.main_thread():
@@ -170,13 +167,13 @@ def _told_of_its_end() -> Generator[None]:
         _LEFT.append(status)
         raise SystemExit(status)
 
-    for module in (os, posix):
-        setattr(module, "_exit", told)  # noqa: B010  (the stubs have it final)
+    for module in places:
+        module._exit = told
     try:
         yield
     finally:
-        for module in (os, posix):
-            setattr(module, "_exit", leave)  # noqa: B010
+        for module in places:
+            module._exit = leave
 
 
 def _load(name: str, *, is_module: bool) -> tuple[ModuleType, CodeType]:

@@ -42,7 +42,7 @@ def run_first(
     command: Sequence[str],
     *,
     quiet: bool,
-    meanwhile: Callable[[], object] = dict,
+    meanwhile: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Return what a tally command says of a program that runs in a process of its own, which sees this one's input and output.
 
@@ -222,7 +222,10 @@ class SecondRuns:
             if isinstance(again, TallyError):
                 said = f"the program gave no answer: {again}"
             elif not self._is_in_place and self.place.is_whole:
-                return "in a copy of its folder the program does something else: it depends on where it lies or on times of files"
+                return (
+                    "in a copy of its folder the program does something else: it depends on where it lies or on times of "
+                    "files, or is not the same twice"
+                )
             else:
                 said = "the program does something else"
             if self._needed:

@@ -24,11 +24,7 @@ MOST_ENTRIES = 100_000  # of a folder and below that are looked at; what lies de
 COPIED = 1 << 30  # bytes of files that are copied, the smallest first; and of what is free this share at most
 SHARE_COPIED = 4
 CACHES = "__pycache__"
-AS_A_WHOLE = (
-    ".git",
-    CACHES,
-    "node_modules",
-)  # no script looks into these; nor into an environment of Python's
+AS_A_WHOLE = (".git", CACHES, "node_modules")  # not looked into; nor is an environment of Python's
 MIRROR_TIME = 2_400_000_000 * 10**9  # nanoseconds; of two files in a copy the other one is newer
 BETWEEN = r":=,;'\"\s"  # what may stand before a path, or behind it
 
