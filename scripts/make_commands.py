@@ -25,7 +25,7 @@ from typing import Any
 
 import typer.main
 
-from tallystick.cli.main import app
+from tallystick.cli.commands import load
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PROSE, PAGE = DOCS / "commands.in.md", DOCS / "commands.md"
@@ -167,7 +167,7 @@ def page_of(prose: str, commands: dict[str, Any]) -> str:
 
 def make() -> str:
     """Return the page that belongs to today's prose and code."""
-    root: Any = typer.main.get_command(app)
+    root: Any = typer.main.get_command(load())
     return page_of(PROSE.read_text(encoding="utf-8"), dict(commands_of(root)))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import typer.main
 
-from tallystick.cli.main import app
+from tallystick.cli.commands import load
 
 FOLDER = Path(__file__).resolve().parents[1] / "completions"
 NOTE = "# Made by scripts/make_completions.py from the command line itself: edit nothing here.\n"
@@ -96,7 +96,7 @@ def fish_of(rooms: list[tuple[str, list[str], list[str]]]) -> str:
 
 def make() -> dict[str, str]:
     """Return both files by name."""
-    rooms = list(rooms_of(typer.main.get_command(app)))
+    rooms = list(rooms_of(typer.main.get_command(load())))
     return {"tally.bash": bash_of(rooms), "tally.fish": fish_of(rooms)}
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import typer.main
 
-from tallystick.cli.main import app
+from tallystick.cli import commands
 from tallystick.execution.noise.freedom import Freedom
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ def load() -> ModuleType:
 
 
 MAKER = load()
-ROOM = {"tally record": dict(MAKER.commands_of(typer.main.get_command(app)))["tally record"]}
+ROOM = {"tally record": dict(MAKER.commands_of(typer.main.get_command(commands.load())))["tally record"]}
 
 
 def test_the_page_is_up_to_date() -> None:

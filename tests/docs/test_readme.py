@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from tallystick.cli.main import app
+from tallystick.cli.commands import load
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -19,7 +19,7 @@ PAGES = [
     *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "bench/README.md")),
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "adr"),
 ]
-COMMANDS: Any = typer.main.get_command(app)
+COMMANDS: Any = typer.main.get_command(load())
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +24,10 @@ from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.numerics.grid_table import GridTable, SiteGrid
-from tallystick.numerics.log import Kind, SiteAddress, SparseEntries
+from tallystick.numerics.log import Kind, Residues, SiteAddress, SparseEntries
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import find_candidates, round_recorded, round_recorded_residues
 from tallystick.roles import step_judge
 from tallystick.roles.acceptable_states import AcceptableStates
 from tallystick.roles.audit_report import EVERYTHING, Deviation
@@ -39,8 +42,8 @@ from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import forge, forge_state, honest_defence, record_turned, tampered
 
 SETTINGS = {"width": "8", "batch": "16"}
-BESIDE = 0.02185  # the last bias's first number, with which the first loss lies half a band beside a boundary
-FARTHER = 1.8e-4  # with which it lies a band and a half beside it
+BESIDE = 0.021805  # the last bias's first number, with which the first loss lies a quarter of a band beside a boundary
+FARTHER = 2.7e-4  # with which it lies a band and three quarters beside it
 NEIGHBOURS = ["0x1.39a0000000000p+1", "0x1.39c0000000000p+1"]  # the two values of that loss
 AFAR = "0x1.3980000000000p+1"
 
@@ -74,7 +77,7 @@ def ruled(source: JobSource, run: RunDirectory, claim: RunDirectory) -> DisputeR
 def with_loss_beside(run: RunDirectory, order: Order, entry: str) -> str:
     """Record a run whose first loss lies beside a boundary, which its log says, or does not; return that loss.
 
-    Or whose log says that a loss which lies above the boundary, one band and a half from it, went down.
+    Or whose log says that a loss which lies above the boundary, almost two bands from it, went down.
     """
     own, noted, recorded = recording.round_recorded, list[int](), Session.recording_context
 
@@ -123,8 +126,8 @@ def with_loss_beside(run: RunDirectory, order: Order, entry: str) -> str:
     [
         ("lost", True, ("none", "cannot_reproduce")),
         ("far", True, ("none", "cannot_reproduce")),
-        ("lost", False, ("auditor", "fault")),
         ("kept", True, ("auditor", "fault")),
+        ("kept", False, ("auditor", "fault")),
     ],
 )
 def test_an_auditors_loss_may_lie_on_either_side_of_a_boundary_of_which_the_log_says_nothing(
@@ -132,7 +135,7 @@ def test_an_auditors_loss_may_lie_on_either_side_of_a_boundary_of_which_the_log_
 ) -> None:
     """As an auditor's machine may have it whose last places are others, or which hardly obeys what the log says.
 
-    Controls: a value farther away, and a log that says it.
+    Controls: a log that says it.
     """
     source, order = ordered(2, 2)
     run = RunDirectory(tmp_path / "run")
@@ -188,6 +191,25 @@ def test_what_is_not_found_out_of_earlier_records_clears_nobody_behind_a_later_s
     assert not found.clears
 
 
+RECORDED, BAND = Session.recording_context, RecordingContext.band
+
+
+def with_wide_decisions(session: Session, before: GridTable) -> RecordingContext:
+    """What a session records in, with the widest bands of decisions that its policy allows."""
+    made, most = RECORDED(session, before), session.policy.decision_band[1]
+    sites = {
+        at: replace(grid, band=most) if at[0] == Kind.DECISION else grid
+        for at, grid in made.table.sites.items()
+    }
+    made.table, made._grids = GridTable(sites), sites  # pyright: ignore[reportPrivateUsage]
+    return made
+
+
+def reaching_too_far(made: RecordingContext, rms: float, widest: float = math.inf) -> float:
+    """One band and three quarters."""
+    return min(1.75 * BAND(made, rms), widest)
+
+
 @pytest.mark.parametrize(
     ("lists", "ruling"), [(False, ("none", "cannot_reproduce")), (True, ("auditor", "fault"))]
 )
@@ -197,18 +219,8 @@ def test_an_auditor_may_take_either_branch_of_a_near_tie_that_the_log_does_not_l
 ) -> None:
     """Its state follows from that, and so may what it sees in the log. Control: a log that lists them all."""
     source, order = ordered(1, 1)
-    run, recorded, finish = RunDirectory(tmp_path / "run"), Session.recording_context, RecordingContext.finish
+    run, finish = RunDirectory(tmp_path / "run"), RecordingContext.finish
     dropped: list[SiteAddress] = []
-
-    def wide(session: Session, before: GridTable) -> RecordingContext:
-        made = recorded(session, before)
-        most = session.policy.decision_band[1]
-        sites = {
-            at: replace(grid, band=most) if at[0] == Kind.DECISION else grid
-            for at, grid in made.table.sites.items()
-        }
-        made.table, made._grids = GridTable(sites), sites  # pyright: ignore[reportPrivateUsage]
-        return made
 
     def forgetting(made: RecordingContext) -> bytes:
         for address in [each for each in made.payloads if each.kind == Kind.DECISION and not lists]:
@@ -217,7 +229,7 @@ def test_an_auditor_may_take_either_branch_of_a_near_tie_that_the_log_does_not_l
         return finish(made)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "recording_context", wide)
+        patch.setattr(Session, "recording_context", with_wide_decisions)
         patch.setattr(RecordingContext, "finish", forgetting)
         record(order, run)
     assert lists or dropped
@@ -233,31 +245,96 @@ def test_an_auditor_may_take_either_branch_of_a_near_tie_that_the_log_does_not_l
         forge_state(claim, 1, state | {weight.name: replace(weight, data=values.tobytes())})
     found = ruled(source, run, claim)
     assert (found.loser, found.outcome, found.step) == (*ruling, 0), found.reason
-    assert lists or "does not list a branch or activation" in found.reason
+    assert lists or "leaves open on which side of a boundary" in found.reason
 
 
-@pytest.mark.parametrize("lists", [True, False])
-def test_activations_that_a_log_does_not_list_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lists: bool
-) -> None:
-    """An honest auditor lost where its machine rounded some of them otherwise. An honest log lists them all."""
-    source, order = ordered(1, 1)
-    run, finish = RunDirectory(tmp_path / "run"), RecordingContext.finish
+def listing_too_far(x: Tensor, grid: SiteGrid, *, name: str = "tensor", **more: Any) -> SparseEntries:
+    """The entries, and further ones that have elements between 1.6 and 1.75 bands from a boundary go to its other side."""
+    own, key = x.double().clone(), more.get("key", NO_KEY)
+    entries = round_recorded(x, grid, name=name, **more)  # in place, of some
+    if "gradient of" not in name:
+        return entries
+    scales = torch.from_numpy(np.repeat(grid.scales.astype(np.int64), x.numel() // grid.scales.size))
+    band = torch.ldexp(torch.ones(x.numel(), dtype=torch.float64), scales + grid.band).reshape(x.shape)
+
+    def within(share: float) -> dict[int, int]:
+        ends = [find_candidates(own + sign * share * band, grid, key=key) for sign in (1, -1)]
+        below = [
+            {int(i): 1 for i in each.index} for each in ends
+        ]  # shifted up it lies there: it is below, and goes up
+        return {**dict.fromkeys(below[1], 0), **below[0]}
+
+    far = {i: side for i, side in within(0.75).items() if i not in within(0.6)}
+    listed = dict(zip(entries.indexes.tolist(), entries.symbols.tolist(), strict=True)) | far
+    at = sorted(listed)
+    return SparseEntries.ascending(
+        x.numel(), 1, np.array(at, dtype=np.int64), np.array([listed[i] for i in at])
+    )
+
+
+def turned_round(x: Tensor, grid: SiteGrid, **more: Any) -> Residues:
+    """The residues, each half of all of them farther."""
+    residues = round_recorded_residues(x, grid, **more)
+    turned = np.unpackbits(residues.planes[-1], count=residues.n, bitorder="little") ^ 1
+    residues.planes[-1] = np.packbits(turned, bitorder="little")
+    return residues
+
+
+def listing_no(kind: Kind) -> Callable[[RecordingContext], bytes]:
+    """Finish a log without the entries of all sites of a kind."""
+    finish = RecordingContext.finish
 
     def forgetting(made: RecordingContext) -> bytes:
-        for address in [each for each in made.payloads if each.kind == Kind.ACTIVATION and not lists]:
+        for address in [each for each in made.payloads if each.kind == kind]:
             del made.payloads[address]
         return finish(made)
 
+    return forgetting
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes"),
+    [
+        pytest.param("fp32", [], id="honest"),
+        pytest.param("leaf", [], id="honest-leaf"),
+        pytest.param("bf16", [], id="honest-bf16"),
+        pytest.param("fp32", [(Session, "recording_context", with_wide_decisions)], id="honest-wide"),
+        pytest.param(
+            "leaf", [(RecordingContext, "finish", listing_no(Kind.ACTIVATION))], id="no-activations"
+        ),
+        pytest.param("fp32", [(RecordingContext, "finish", listing_no(Kind.GRADIENT))], id="no-gradients"),
+        pytest.param("fp32", [(recording, "round_recorded", listing_too_far)], id="too-far"),
+        pytest.param("bf16", [(recording, "round_recorded_residues", turned_round)], id="turned-round"),
+        pytest.param(
+            "fp32",
+            [
+                (Session, "recording_context", with_wide_decisions),
+                (RecordingContext, "band", reaching_too_far),
+            ],
+            id="decisions-too-far",
+        ),
+    ],
+)
+def test_what_a_log_leaves_open_is_counted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    policy: str,
+    changes: Sequence[tuple[object, str, object]],
+) -> None:
+    """An honest auditor lost where its machine had some of it otherwise. An honest log leaves nothing open."""
+    source, order = ordered(1, 1)
+    run = RunDirectory(tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(RecordingContext, "finish", forgetting)
-        record(replace(order, policy=find_policy("leaf")), run)
+        for where, name, other in changes:
+            patch.setattr(where, name, other)
+        record(replace(order, policy=find_policy(policy)), run)
     transcript = run.load_transcript()
     replay = open_replay(transcript.specification, source)
     assert not isinstance(replay, Deviation)
     load_state(replay.session, run.load_checkpoint(0))
     repeated = AcceptableStates(replay, run.load_frames(transcript, 0, 1)[0])
-    assert (repeated.unlisted == 0) is lists
+    assert (repeated.unlisted == 0) is ("honest" in request.node.name)
     replay.session.close()
 
 

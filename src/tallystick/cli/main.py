@@ -3,7 +3,7 @@
 Exit codes: 0 match or done, 1 mismatch or violation, 2 bad usage or malformed input, 3 cannot reproduce,
 70 a defect (of the program, or of the job's code), 130 interrupted. A defect must not pass for a verdict,
 and Python's own exit code for it is 1.
-Starting loads no torch; a command that trains loads it when it is called.
+Starting loads no torch, and no command but the one called; a command that trains loads torch then.
 """
 
 from __future__ import annotations
@@ -13,23 +13,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 import typer.main
 
-from tallystick import __version__
-from tallystick.cli import benchmarks
-from tallystick.cli.evidence import bundling, conforming, keys, logs, signing
-from tallystick.cli.evidence.inspecting import prove, show, verify
-from tallystick.cli.fleet import chips, inspection, monitoring, neutral, planning, registry, rules, simulating
+from tallystick.cli import benchmarks, commands
 from tallystick.cli.profiles import interrupt_once
-from tallystick.cli.run import calibrating, disputing
-from tallystick.cli.run.auditing import audit
-from tallystick.cli.run.comparing import diff
-from tallystick.cli.run.demo import demo
-from tallystick.cli.run.recording import record
-from tallystick.cli.run.reporting import report
 from tallystick.cli.terminal import print_json, say
 from tallystick.errors import JobFailed, Mismatch, Nondeterminism, OtherProgram, TallyError
 
@@ -41,49 +31,6 @@ NEEDS = {  # what brings a module that is not always there
     "transformers": "pip install 'tallystick[transformers]'",
     benchmarks.PACKAGE: benchmarks.WHERE,
 }
-
-app = typer.Typer(
-    name="tally",
-    help="Training runs that somebody else can check, on other hardware, to the last bit.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-@app.callback(invoke_without_command=True)
-def start(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> int | None:
-    """Training runs that somebody else can check, on other hardware, to the last bit."""
-    if version:
-        print(f"tallystick {__version__}")
-        raise typer.Exit(0)
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(2)
-    return None
-
-
-for command in (record, audit, show, verify, prove, diff, report, demo):
-    app.command()(command)
-benchmarks.register(app)
-planning.register(app)
-simulating.register(app)
-registry.register(app)
-inspection.register(app)
-calibrating.register(app)
-keys.register(app)
-conforming.register(app)
-disputing.register(app)
-chips.register(app)
-monitoring.register(app)
-neutral.register(app)
-rules.register(app)
-logs.register(app)
-signing.register(app)
-bundling.register(app)
-
 
 BUILDS_JOBS = ("audit", "bench", "calibrate", "chip", "demo", "diff", "dispute", "monitor", "record")
 """Commands in whose process a job may run. There sets of strings have one order, everybody's."""
@@ -108,9 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Before torch loads: idle threads that spin would starve all other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given, completes = list(sys.argv[1:] if arguments is None else arguments), COMPLETION in os.environ
+    called = given[0] if given and not completes else ""
     interrupt_once()
     try:
-        code = _command().main(given, prog_name="tally", standalone_mode=False, obj=given)
+        code = _command(called).main(given, prog_name="tally", standalone_mode=False, obj=given)
         sys.stdout.flush()
     except UNUSABLE as problem:
         return _refuse(given, *_usage(problem), code=2)
@@ -151,9 +99,11 @@ def _unread() -> int:
 
 
 @functools.cache
-def _command() -> Any:
-    """Return all commands as click has them; typer takes an eighth of a second to make them."""
-    return typer.main.get_command(app)
+def _command(called: str) -> Any:
+    """Return the command that is called, or all, as click has them; typer takes an eighth of a second to make all."""
+    return typer.main.get_command(
+        commands.load([called] if called in commands.COMMANDS else commands.COMMANDS)
+    )
 
 
 def _code_of(problem: TallyError) -> int:

@@ -17,9 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry
-from tallystick.errors import InvalidInput
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.execution.step import run_step, under_log
 from tallystick.numerics.grid_table import SiteGrid
@@ -29,7 +27,7 @@ from tallystick.numerics.rounding import Candidates, find_candidates
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import compare_states
 from tallystick.roles.replay import Replay
-from tallystick.roles.unlisted import UnlistedContext
+from tallystick.roles.unlisted import UnlistedContext, is_blocked
 
 State = Mapping[str, Entry]
 Choices = Mapping[tuple[int, int], Candidates]
@@ -56,8 +54,8 @@ class AcceptableStates:
         self.violations = context.violations
         self.entries = copied_state(session)
         self.values = context.candidates
-        self.unlogged, self.hardly_obeyed = context.unlogged, context.hardly_obeyed
-        self.unlisted = context.unlisted
+        self.unlogged = context.unlogged
+        self.unlisted = context.unlisted  # elements that the log leaves open
         self.flipped: dict[tuple[int, int], Candidates] = {}
         self.flipped_unlogged = self.flipped
         if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in context.candidates.items()):
@@ -98,17 +96,6 @@ class AcceptableStates:
                 return difference
         return None
 
-    def may_lose(self, stated: str | None) -> bool:
-        """Whether a follower of the log may state this loss, as its record writes it.
-
-        Where the log says nothing of a loss near a boundary, or speaks of one about as far away as a follower obeys, one machine
-        goes one way and another the other. No gradient's choice reaches a loss.
-        """
-        place, tables = (int(Kind.LOSS), 0), (self.unlogged, self.hardly_obeyed)
-        near = [table[place] for table in tables if place in table]
-        values = [float(x) for found in near for x in (*found.lower, *found.upper)]
-        return stated in {hex_float(x) for x in (self.outcome.loss, *values)}
-
     def _choices(self, has_logged: bool) -> tuple[Choices, Choices]:
         """Return what may be either of two values, for each of the two gradients."""
         if has_logged:
@@ -144,9 +131,11 @@ class AcceptableStates:
             place = (int(Kind.STATE), position * len(self.names) + offset)
             first = _matches(own, theirs, values.get(place))
             second = _matches(flipped, theirs, others.get(place))
-            if own.size == 1 and plain is not None and plain.size > 1:
+            if plain is not None and own.size != plain.size:
                 if not (first | second).all():
-                    return 0  # one number for the whole tensor: no element's gradient chooses it
+                    return (
+                        0  # a number for the whole tensor, or for each row: no element's gradient chooses it
+                    )
                 continue
             plain = first if plain is None else plain & first
             other = second if other is None else other & second
@@ -178,14 +167,6 @@ def _matches(own: np.ndarray, theirs: np.ndarray, candidates: Candidates | None)
     return same
 
 
-def _within_four(grid: SiteGrid) -> SiteGrid:
-    """Return the grid with four times the band, or as it is where that is too wide."""
-    try:
-        return SiteGrid(grid.precision, grid.band + 2, grid.floor, grid.dithered, grid.scales)
-    except InvalidInput:
-        return grid
-
-
 def _unlogged(found: Candidates, grid: SiteGrid, payload: bytes | None, n: int) -> Candidates:
     """Return the candidates of which a site's ``payload`` in a log does not say which way they went; residues say it of all."""
     if payload is None:
@@ -200,29 +181,22 @@ class _TwoWayContext(UnlistedContext):
     """Follows a frame and notes, for every site but activations, which elements could have gone the other way.
 
     ``unlogged`` are those on which the frame says nothing. With ``flip`` each such gradient element does go the other way.
-    ``hardly_obeyed`` is a loss of which the frame says something, more than one band from its boundary and less than four: a
-    follower obeys within two.
     """
 
     flip: bool = False
     candidates: dict[tuple[int, int], Candidates] = field(default_factory=dict[tuple[int, int], Candidates])
     unlogged: dict[tuple[int, int], Candidates] = field(default_factory=dict[tuple[int, int], Candidates])
-    hardly_obeyed: dict[tuple[int, int], Candidates] = field(
-        default_factory=dict[tuple[int, int], Candidates]
-    )
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
         """Round as the log says, after noting both values of every element near a boundary."""
         grid = self.table.sites.get((kind, ordinal))
         found: Candidates | None = None
-        if grid is not None and (not grid.scales.size or x.numel() % grid.scales.size == 0):
+        if grid is not None and is_blocked(grid, x):
             found = find_candidates(x, grid, old=old, key=key)
             payload = self.frame.find(SiteAddress(self.rank, 0, kind, ordinal))
             self.candidates[(int(kind), ordinal)] = found
             self.unlogged[(int(kind), ordinal)] = _unlogged(found, grid, payload, x.numel())
-            if kind == Kind.LOSS and payload is not None and not found.index.size:
-                self.hardly_obeyed[(int(kind), ordinal)] = find_candidates(x, _within_four(grid), key=key)
         super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
         if self.flip and kind == Kind.GRADIENT and found is not None and found.index.size:
             flat = out.reshape(-1)

@@ -47,7 +47,7 @@ SERVED_NOW = (
     "audit again with that"
 )
 UNLISTED = (
-    "the log does not list a branch or activation near its boundary: the auditor may have taken the other way"
+    "the log leaves open on which side of a boundary an element lies: the auditor's may lie on the other"
 )
 
 

@@ -1,15 +1,16 @@
-"""Branches and activations that a log does not list: where one machine takes the one, another may honestly take the other.
+"""Branches and roundings that a log leaves open: where one machine takes the one, another may honestly take the other.
 
-An honest recorder lists every element within the declared band of a switching point, or of an activation's boundary. Noise
-carries no element across that lies half of the band away, or it is louder than the band, which excuses. So an element nearer
-than that, of which a log says nothing, is the log's fault; whoever followed that log may have gone either way.
+An honest recorder lists every element within the declared band of a switching point, or of a boundary of its grid, and no
+other. Noise carries no element farther than half of the band, or it is louder than the band, which excuses. So what an honest
+log says of a step is the same for values half of a band away. Where it is not, because an entry is missing, or one speaks of
+an element almost too far away, the log is at fault; whoever followed it may have gone either way.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,13 +24,19 @@ from tallystick.execution.rounding.grids import (
     is_noise_only,
     nearest_grid,
 )
-from tallystick.numerics.log import Kind, SiteAddress, decode, decode_decision
-from tallystick.numerics.nearest_tensors import record_nearest
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, decode_decision, decode_residues
+from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest
+from tallystick.numerics.reference import SMALLEST_NORMAL_EXPONENT
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import round_followed, round_followed_residues
+
+FARTHEST = 1.5  # bands at which an honest entry's element lies, to another machine
 
 
 @dataclass
 class UnlistedContext(FollowingContext):
-    """Follows a frame and counts the elements of decisions and activations that it had to list and does not.
+    """Follows a frame and counts the elements of which it leaves open where another machine has them.
 
     Attributes:
         unlisted: how many.
@@ -56,20 +63,80 @@ class UnlistedContext(FollowingContext):
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-        """Take the logged branches, after counting what is ``near`` and not among them."""
-        listed = decode_decision(self._decision, numel, width)[1].indexes if self._decision else []
+        """Take the logged branches, after counting what is ``near`` and not among them, and what is, and hardly within reach."""
+        exponent, entries = (
+            (0, None) if self._decision is None else decode_decision(self._decision, numel, width)
+        )
+        listed = [] if entries is None else entries.indexes
         self.unlisted += int((~np.isin(near.cpu().numpy(), listed)).sum())
-        return None if self._decision is None else super().decide(numel, width, near, symbols, distance)
+        if entries is None:
+            return None
+        pairs = np.stack((entries.indexes, entries.symbols), axis=1)
+        away = distance(torch.from_numpy(pairs).to(near.device)).double()
+        self.unlisted += int((away >= math.ldexp(FARTHEST, exponent)).sum())
+        return super().decide(numel, width, near, symbols, distance)
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Round as the log says, and count what it would say otherwise of values half of the band away."""
+        grid = self.table.sites.get((kind, ordinal))
+        if grid is not None and x.numel() and not is_noise_only(grid) and is_blocked(grid, x):
+            payload = self.frame.find(SiteAddress(self.rank, 0, kind, ordinal))
+            before = None if old is None else _flat(old)
+
+            def rounded(values: Tensor) -> Tensor:
+                taken = torch.empty(values.shape, dtype=out.dtype)
+                if grid.residue_bits and payload is not None:
+                    residues = decode_residues(payload, x.numel(), grid.residue_bits)
+                    round_followed_residues(values, grid, residues, out=taken, key=key, name=name)
+                else:
+                    round_followed(
+                        values, grid, _entries(payload, x), out=taken, old=before, key=key, name=name
+                    )
+                return taken
+
+            self._count_open(_flat(x).double(), _half_band(_flat(x).double(), grid, before), rounded)
+        super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
 
     def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
-        """Round as the log says, and count what lies within half of the band of a boundary and is not in the log."""
+        """Round as the log says, and count what it would say otherwise of values half of the band away."""
         out, grid = super().activation(kind, ordinal, x, name=name), self.table.sites[kind, ordinal]
         if not is_noise_only(grid):
-            nearest = nearest_grid(activation_rule(self.policy), grid)
-            margin = None if nearest.margin is None else nearest.margin - 1
-            half = replace(nearest, band=nearest.band - 1, margin=margin)
-            near = record_nearest(x, half, out=torch.empty_like(x), name=name).indexes
             payload = self.frame.find(SiteAddress(self.rank, self._micro_batch, kind, ordinal))
-            listed = [] if payload is None else decode(payload, x.numel(), 1).indexes
-            self.unlisted += int((~np.isin(near, listed)).sum())
+            nearest, values = nearest_grid(activation_rule(self.policy), grid), _flat(x)
+            exponents = torch.full(values.shape, nearest.band)
+            if nearest.margin is not None:
+                exponents = exponents.maximum(find_reaches(values, nearest).quantum + nearest.margin)
+
+            def rounded(values: Tensor) -> Tensor:
+                taken = torch.empty_like(values)
+                follow_nearest(values, nearest, _entries(payload, x), out=taken, name=name)
+                return taken
+
+            self._count_open(values, torch.ldexp(torch.ones_like(values), exponents - 1), rounded)
         return out
+
+    def _count_open(self, values: Tensor, half: Tensor, rounded: Callable[[Tensor], Tensor]) -> None:
+        self.unlisted += int((rounded(values - half) != rounded(values + half)).sum())
+
+
+def is_blocked(grid: SiteGrid, x: Tensor) -> bool:
+    """Whether a site's blocks can be those of its grid."""
+    return not grid.scales.size or x.numel() % grid.scales.size == 0
+
+
+def _half_band(x: Tensor, grid: SiteGrid, old: Tensor | None) -> Tensor:
+    """Return half of the band at each element of a site, float64[n]."""
+    if not grid.scales.size:
+        size = x.abs() if old is None else x.abs().maximum(old.double().abs())
+        return size * math.ldexp(1.0, max(grid.band, SMALLEST_NORMAL_EXPONENT) - 1)
+    exponents = np.maximum(grid.scales.astype(np.int64) + grid.band, SMALLEST_NORMAL_EXPONENT) - 1
+    return torch.from_numpy(np.ldexp(1.0, exponents)).repeat_interleave(x.numel() // grid.scales.size)
+
+
+def _entries(payload: bytes | None, x: Tensor) -> SparseEntries:
+    return SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.detach().reshape(-1).cpu()

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 import tallystick
-from tallystick.cli import profiles
+from tallystick.cli import commands, profiles
 from tallystick.errors import Nondeterminism
 from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import JobSource
@@ -72,10 +74,26 @@ def test_the_module_is_the_command() -> None:
     assert child.stderr == "tally: /no/such/run: there is no such run directory\n"
 
 
-def test_starting_loads_no_torch() -> None:
-    code = "import sys, tallystick.cli.main; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("called", [["--help"], ["audit", "--help"], ["key", "--help"]])
+def test_a_command_loads_no_torch_and_no_other_command(called: list[str]) -> None:
+    code = """
+import sys
+from tallystick.cli.main import main
+main(sys.argv[1:])
+print(*(name for name in sys.modules if name == "torch" or name.startswith("tallystick.cli.fleet.")), file=sys.stderr)
+"""
+    loaded = subprocess.run([sys.executable, "-c", code, *called], check=True, capture_output=True, text=True)
 
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert "torch" not in loaded.stderr.split()
+    assert ("tallystick.cli.fleet.chips" in loaded.stderr) == (called == ["--help"])
+
+
+def test_each_command_is_where_the_table_says() -> None:
+    everything: Any = typer.main.get_command(commands.load())
+    assert set(everything.commands) == set(commands.COMMANDS)
+    for name in commands.COMMANDS:
+        alone: Any = typer.main.get_command(commands.load([name]))
+        assert name in alone.commands
 
 
 def test_a_child_without_its_profile_does_not_start_another(monkeypatch: pytest.MonkeyPatch) -> None:

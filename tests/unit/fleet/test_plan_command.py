@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.cli import main as command_line
-from tallystick.cli.fleet import planning
+from tallystick.cli.main import main
 
 TABLE = [
     "--flop-per-chip-day", "8.64e19", "--snapshots-per-day", "0.1",
@@ -19,11 +18,8 @@ Tally = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def tally(capfd: pytest.CaptureFixture[str]) -> Tally:
-    if planning.plan not in [command.callback for command in command_line.app.registered_commands]:
-        planning.register(command_line.app)
-
     def call(*arguments: str | Path) -> tuple[int, str, str]:
-        code = command_line.main([str(argument) for argument in arguments])
+        code = main([str(argument) for argument in arguments])
         caught = capfd.readouterr()
         return code, caught.out, caught.err
 
