@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import tallystick
 from tallystick.cli.main import main
 from tallystick.cli.run.programs import run_program
+from tallystick.errors import InvalidInput
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.session.hooks import Hook
 from tallystick.roles.attached import ProgramRun
@@ -144,7 +147,7 @@ def test_weights_that_a_script_sets_after_it_attached_are_its_first_state(
 ) -> None:
     """A trainer that leaves them out has begun with others, and the report says so."""
     line, lazy = "run = tallystick.attach(model, optimizer, scheduler)\n", tmp_path / "lazy"
-    own = f"if not __import__('os').path.exists({str(lazy)!r}):\n    model[0].weight.data.fill_(0.125)\n"
+    own = f"if not __import__('os').path.exists({str(lazy)!r}):\n    model[0].weight.data.fill_(0.1)\n"
     program = tmp_path / "program.py"
     program.write_text(SPIRALS.read_text().replace(line, line + own))
     if is_lazy:
@@ -311,6 +314,7 @@ def test_a_step_without_a_pass_in_training_mode_is_refused_with_the_remedy(
 GRADIENTS = """
 import sys
 import torch
+from torch import nn
 import tallystick
 
 torch.manual_seed(0)
@@ -392,6 +396,67 @@ def test_what_is_done_with_a_model_between_steps_is_no_part_of_its_run(
     own, other = (RunDirectory(path).load_transcript() for path in (tmp_path / "own", recorded))
     assert [own.record(step) for step in range(STEPS)] == [other.record(step) for step in range(STEPS)]
     assert tally(capfd, "audit", "own", "--", "python", "program.py")[1]["verdict"] == "match"
+
+
+EVERYDAY = """
+import copy, random
+import numpy as np
+import torch
+from torch import nn
+from torch import nn
+import tallystick
+
+torch.manual_seed(0), np.random.seed(0), random.seed(0)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+compiled, best = torch.compile(model), None
+run = tallystick.attach(compiled, optimizer)
+for step in range(6):
+    for part in range(2):
+        x = torch.from_numpy(np.random.randint(-8, 8, (8, 6)).astype("f4") / 8)
+        y = torch.tensor([random.randrange(3) for _ in range(8)])
+        loss = nn.functional.cross_entropy(compiled(x), y)
+        loss.backward()
+        if part == 0:
+            seen = copy.deepcopy((loss.detach(), model, model.state_dict()))
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 3:
+        best = copy.deepcopy(model.state_dict())
+model.load_state_dict(best)
+assert torch.equal(model[0].weight, best["0.weight"])
+"""
+
+
+def test_compiled_copied_drawn_by_numpy_and_the_best_weights_at_the_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each of these ended a recording: early stopping after all of it, with the best weights not the last ones."""
+    program = tmp_path / "program.py"
+    program.write_text(EVERYDAY)
+    code, run, _ = tally(
+        capfd, "record", "--policy", "fp32", "--run", tmp_path / "run", "--", "python", program
+    )
+    assert (code, run.get("steps")) == (0, 6), run
+    under = ("--profile", "sse4,threads=1")
+    code, report, _ = tally(capfd, "audit", tmp_path / "run", *under, "--", "python", program)
+    assert (code, report["verdict"]) == (0, "match"), report
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "named"),
+    [
+        (nn.Linear(2, 2), [], "attach: optimizer is a list; a run has one torch.optim.Optimizer"),
+        (
+            [],
+            torch.optim.SGD(nn.Linear(2, 2).parameters()),
+            "attach: model is a list; a run has one torch.nn.Module",
+        ),
+    ],
+)
+def test_what_is_no_model_or_optimizer_is_named(model: Any, optimizer: Any, named: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(named)):
+        tallystick.attach(model, optimizer)
 
 
 def test_a_copied_models_hooks_call_nothing() -> None:

@@ -8,6 +8,7 @@ have the noise that is asked for. What is no operator of torch stays as it was: 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ NUMBER = "aten::_local_scalar_dense"
 READS = ("numpy", "tolist", "__dlpack__")  # how a program gets at a tensor's elements without an operator
 DOES_NOT_FIT = (RuntimeError, IndexError, ValueError)
 """What torch raises where an operator is given a tensor of another shape than when it was written down."""
+COPY = "__deepcopy__"
 
 
 class OtherShapes(Nondeterminism):
@@ -192,9 +194,10 @@ class PassTrace:
 
             return read
 
-        own = {name: vars(Tensor).get(name) for name in READS}  # the others are of the class below
+        own = {name: vars(Tensor).get(name) for name in (*READS, COPY)}  # the others are of the class below
         for name in READS:
             setattr(Tensor, name, noting(name))
+        setattr(Tensor, COPY, _copied)
         try:
             yield
         finally:
@@ -448,3 +451,16 @@ def _values_in(given: Any) -> Iterator[_Value]:
 
 def _first_line(problem: BaseException) -> str:
     return str(problem).split("\n", 1)[0][:120]
+
+
+def _copied(tensor: Tensor, memo: dict[int, Any]) -> Any:
+    """Copy a tensor as ``copy.deepcopy`` does, by an operator: torch copies the memory, of which nobody sees whose it is."""
+    if id(tensor) not in memo:
+        if not tensor.is_leaf:
+            raise RuntimeError("only tensors that the program made can be copied by deepcopy: copy .detach()")
+        result = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        for name, value in vars(tensor).items():
+            setattr(result, name, copy.deepcopy(value, memo))
+        result.grad = None if tensor.grad is None else _copied(tensor.grad, memo)
+        memo[id(tensor)] = result
+    return memo[id(tensor)]

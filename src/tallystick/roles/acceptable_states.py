@@ -55,7 +55,7 @@ class AcceptableStates:
         self.entries = copied_state(session)
         self.values = context.candidates
         self.unlogged = context.unlogged
-        self.unlisted = context.unlisted  # elements that the log leaves open
+        self.leaves_open = context.leaves_open
         self.flipped: dict[tuple[int, int], Candidates] = {}
         self.flipped_unlogged = self.flipped
         if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in context.candidates.items()):

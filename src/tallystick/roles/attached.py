@@ -21,12 +21,13 @@ train.py`` follows it; without ``tally``, ``TALLYSTICK_RECORD`` or ``TALLYSTICK_
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import shlex
 import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,8 @@ def attach(
     """Have a training script recorded, or followed, or neither, as its environment says, and return the handle.
 
     Args:
-        model: whose forward passes are the script's; it is neither wrapped nor renamed.
+        model: whose forward passes are the script's; it is neither wrapped nor renamed. ``torch.compile`` does nothing while it
+            is recorded or followed.
         optimizer: over its parameters; one that a library has wrapped is taken out of that.
         scheduler: part of the state, if given.
         extra: further modules whose tensors are part of the state (an averaged copy, say).
@@ -107,6 +109,8 @@ def attach(
         getattr(optimizer, "optimizer", optimizer),
         getattr(scheduler, "scheduler", scheduler),
     )
+    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    _verify_kinds(model, optimizer)
     wanted = _WANTED[-1] if _WANTED else _from_environment()
     if wanted.attached is not None and wanted.begin is not None:
         raise ProtocolViolation(
@@ -134,6 +138,15 @@ def attach(
             _ENVIRONMENT.append(wanted)
             _at_exit(attached.end)
     return attached
+
+
+def _verify_kinds(model: Any, optimizer: Any) -> None:
+    for name, given, is_one, kind in (
+        ("model", model, isinstance(model, nn.Module), "torch.nn.Module"),
+        ("optimizer", optimizer, isinstance(optimizer, torch.optim.Optimizer), "torch.optim.Optimizer"),
+    ):
+        if not is_one:
+            raise InvalidInput(f"attach: {name} is a {type(given).__name__}; a run has one {kind}")
 
 
 def _at_exit(end: Callable[[], None]) -> None:
@@ -165,6 +178,26 @@ def arguments_of(arguments: list[str]) -> str:
     return shlex.join(arguments)
 
 
+@contextmanager
+def _uncompiled() -> Generator[None]:
+    """Inside, what ``torch.compile`` has compiled runs as it is written.
+
+    A wrapped module is passed by: what its wrapper restores when it returns hides some operators behind it from dispatch modes.
+    """
+    wrapper: Any = importlib.import_module("torch._dynamo").OptimizedModule
+    own = wrapper.__call__
+
+    def call(wrapped: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapped._orig_mod(*args, **kwargs)
+
+    wrapper.__call__ = call
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        wrapper.__call__ = own
+
+
 class _HalfAStep(Exception):
     """The program has ended within a step."""
 
@@ -182,6 +215,7 @@ class Attached:
         self._loop, self._model, self._optimizer, self._progress = loop, model, optimizer, progress
         self._step: AbstractContextManager[Any] | None = None
         self._handles: list[Any] = []
+        self._compiler = ExitStack()
         self._backward: Callable[..., None] | None = None
         self._method: Any = None
 
@@ -200,10 +234,15 @@ class Attached:
         return Phases() if self._loop is None else self._loop.phases
 
     def listen(self) -> None:
-        """Put hooks on model and optimizer."""
+        """Put hooks on model and optimizer, and have what is compiled run as it is written."""
+        self._compiler.enter_context(_uncompiled())
         self._handles = [
             self._model.register_forward_pre_hook(Hook(self._before_forward), prepend=True, with_kwargs=True),
             self._model.register_state_dict_pre_hook(Hook(lambda *_: self._close())),
+            *(
+                each.register_load_state_dict_pre_hook(Hook(self._before_loading))
+                for each in self._model.modules()
+            ),
             self._optimizer.register_state_dict_pre_hook(Hook(lambda *_: self._close())),
             self._optimizer.register_step_pre_hook(Hook(self._before_optimizer)),
             self._optimizer.register_step_post_hook(Hook(lambda *_: self._pause())),
@@ -291,6 +330,12 @@ class Attached:
             return value.to(compute) if is_float else value
 
         return tree_map(cast, args), tree_map(cast, kwargs)
+
+    def _before_loading(self, *_: object) -> None:
+        """End the step before other weights are loaded, as the best of all are after the last one."""
+        assert self._loop is not None
+        self._close()
+        self._loop.keep(whole=True)
 
     def _open(self) -> None:
         assert self._loop is not None
@@ -389,4 +434,5 @@ class Attached:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._compiler.close()
         self._restore_backward()

@@ -3,7 +3,8 @@
 A state says with which numbers the steps after it were computed. So repeating these steps shows nothing of where the numbers
 come from; only the job, built anew, does. What the job does not train is part of the job (class weights, masks, frozen
 matrices): it is the job's to within the last bits of another machine's functions. That a job draws the same weights to train
-everywhere, nobody promises: how many are others is counted.
+everywhere, nobody promises: how many are others is counted. But ones and zeros are ones and zeros everywhere, trained or not:
+an optimizer may hold a mask at no rate, or with no gradient.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ class Built:
         values: all elements, flat, of a tensor that the job does not train (one not looked at may be anything); none of others.
         elements: how many.
         trained: whether the job trains it.
+        exact: whether no machine makes other numbers of it.
     """
 
     digest: bytes
     values: np.ndarray
     elements: int
     trained: bool
+    exact: bool
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def built_of(session: Session) -> dict[str, Built]:
             values, is_trained = _values(entry), entry.name in trained
             kept = values[:0] if is_trained else values
             found[entry.name] = Built(
-                hashlib.sha256(entry.data).digest(), kept.copy(), values.size, is_trained
+                hashlib.sha256(entry.data).digest(), kept.copy(), values.size, is_trained, is_exact(values)
             )
     return found
 
@@ -107,14 +110,15 @@ def compare_beginning(built: Mapping[str, Built], stated: Mapping[str, Entry]) -
         trained += own.elements * own.trained
         if theirs is not None and hashlib.sha256(theirs.data).digest() == own.digest:
             continue
-        if own.trained:
+        if own.trained and not own.exact:
             other += own.elements
             others.append(name)
         elif theirs is not None and _is_rounding(own, theirs):
             rounded.append(name)
             rounded_parameters += own.elements
         elif changed is None:
-            changed = f"{name}: the job does not train it, and it is not what the job builds"
+            why = "it is of ones, zeros or the like" if own.trained else "the job does not train it"
+            changed = f"{name}: {why}, and it is not what the job builds"
     return Beginning(trained, other, tuple(rounded), changed, tuple(others), rounded_parameters)
 
 
@@ -122,8 +126,8 @@ def _is_rounding(own: Built, theirs: Entry) -> bool:
     values = _values(theirs)
     if values.size != own.elements or theirs.dtype not in ("F32", "F64"):
         return False
-    if all(_are_exact(own.values[at : at + CHUNK]) for at in range(0, values.size, CHUNK)):
-        return False  # a mask, weights of 0 and 1, counts: no library rounds them
+    if own.exact:
+        return False
     largest = max(_largest(own.values[at : at + CHUNK]) for at in range(0, max(values.size, 1), CHUNK))
     for at in range(0, values.size, CHUNK):
         a, b = (x[at : at + CHUNK].astype(np.float64) for x in (own.values, values))
@@ -133,6 +137,11 @@ def _is_rounding(own: Built, theirs: Entry) -> bool:
             if not (same | (np.abs(a - b) <= BUILT_ROUNDING * size)).all():
                 return False
     return True
+
+
+def is_exact(values: np.ndarray) -> bool:
+    """Whether it is a mask, weights of 0 and 1, counts: no library rounds them."""
+    return all(_are_exact(values[at : at + CHUNK]) for at in range(0, values.size, CHUNK))
 
 
 def _are_exact(x: np.ndarray) -> bool:

@@ -110,11 +110,11 @@ def rule_on_log(
         where = f"{held.subject}{'' if held.element is None else f', element {held.element}'}"
         reason = f"step {step}: the log breaks a rule at {where}: {held.own}"
         return LogRuling(Ruling("trainer", reason), "fault")
-    if objection.site in {doubt.removeprefix(f"step {step}: ") for doubt in context.doubts}:
+    if objection.site in {doubt.removeprefix(f"step {step}: ") for doubt in context.doubts | context.edges}:
         return _nobody(f"step {step}: {objection.site} lies too near a rule's limit to tell who is right")
     if objection.site == "log":
         return _nobody(f"step {step}: {SERVED_NOW}")
-    if context.unlisted:
+    if context.leaves_open:
         return _nobody(f"step {step}: {UNLISTED}")
     reason = f"step {step}: the auditor objects to {quoted(objection.site)}, and nothing there comes near to breaking a rule"
     return LogRuling(Ruling("auditor", reason), "fault")
@@ -166,22 +166,6 @@ class DoubtingContext(UnlistedContext):
         except InvalidInput:
             return True  # what half of the reach cannot be asked of is told by the whole one alone
 
-    def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
-        super()._check_scales(kind, ordinal, grid, x, name)
-        if not grid.scales.size:
-            return
-        noted = len(self.violations)
-        for octave in (-1, 1):
-            try:
-                moved = grid.with_scales(grid.scales.astype("int64") + octave)
-            except InvalidInput:
-                self.doubts.add(name)
-                continue
-            super()._check_scales(kind, ordinal, moved, x, name)
-        if len(self.violations) > noted:
-            self.doubts.add(name)
-            del self.violations[noted:]
-
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         """Take the logged branches, after asking for half of the reach."""
@@ -191,7 +175,7 @@ class DoubtingContext(UnlistedContext):
         at = torch.from_numpy(entries.indexes).to(near.device)
         symbol = torch.from_numpy(entries.symbols).to(near.device)
         away = distance(torch.stack((at, symbol), dim=1))
-        if exponent >= self._limit or not bool((away < math.ldexp(1.0, exponent)).all()):
+        if not bool((away < math.ldexp(1.0, exponent)).all()):
             self.doubts.add(f"decision {self._ordinal} of micro-batch {self._micro_batch}")
         return super().decide(numel, width, near, symbols, distance)
 

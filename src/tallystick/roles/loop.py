@@ -256,16 +256,20 @@ class Loop(ABC, Generic[Result]):
         if later is not None:
             later()
 
-    def keep(self) -> None:
-        """Have what the last step has left to do see buffers as they are now, whatever the program does to them after this."""
+    def keep(self, *, whole: bool = False) -> None:
+        """Have what the last step has left to do see buffers as they are now, whatever the program does to them after this.
+
+        ``whole`` if it may change all tensors, as where the best weights of all are loaded after the last step.
+        """
         if self._later is not None and self.session.step % self.checkpoint_every == 0:
             self.settle()
-        if self._later is not None and not self._kept:
-            self._kept = {name: tensor.clone() for name, tensor in self.session.tensors.all_buffers()}
+        if self._later is not None and (whole or not self._kept):
+            tensors = self.session.tensors.all() if whole else self.session.tensors.all_buffers()
+            self._kept = {name: tensor.clone() for name, tensor in tensors} | self._kept
 
     def _settle_last(self) -> None:
         """Settle the last step of all."""
-        now = {name: tensor.clone() for name, tensor in self.session.tensors.all_buffers() if self._kept}
+        now = {name: tensor.clone() for name, tensor in self.session.tensors.all() if name in self._kept}
         self.session.tensors.put_back(self._kept)
         self.settle()
         self.session.tensors.put_back(now)

@@ -85,7 +85,8 @@ class _Commitment:
         """
         if not self.try_to_write(entries):
             raise Nondeterminism(
-                f"step {self.step}: the state was changed after the step by something other than the next one"
+                f"step {self.step}: the state was changed after the step by something other than the next one; what changes it "
+                "after the last step comes after finish()"
             )
 
     def try_to_write(self, entries: list[Entry]) -> bool:

@@ -271,7 +271,7 @@ class StepJudge:
         load_state(self.replay.session, state.entries)
         try:
             repeated = AcceptableStates(self.replay, frame)
-            if repeated.unlisted:
+            if repeated.leaves_open:
                 return True
             return "loss" not in differing and (
                 claimed is None or repeated.find_fault(claimed.entries) is None
@@ -379,7 +379,7 @@ class StepJudge:
             if other and self._is_data_noise("auditor", position, state):
                 self.outcome = CANNOT
                 return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('auditor')}")
-            if repeated.unlisted and not fault.is_evidence:
+            if repeated.leaves_open and not fault.is_evidence:
                 self.outcome = CANNOT
                 return Ruling("none", f"step {step}: {log_judge.UNLISTED}")
             return Ruling("auditor", fault.of("auditor"))

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tallystick.errors import InvalidInput
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import (
     STILL,
@@ -27,8 +28,9 @@ from tallystick.execution.rounding.grids import (
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, decode_decision, decode_residues
 from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest
+from tallystick.numerics.policy import entry_budget
 from tallystick.numerics.reference import SMALLEST_NORMAL_EXPONENT
-from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounded_sites import NO_KEY, Key, may_rest
 from tallystick.numerics.rounding import round_followed, round_followed_residues
 
 FARTHEST = 1.5  # bands at which an honest entry's element lies, to another machine
@@ -40,9 +42,16 @@ class UnlistedContext(FollowingContext):
 
     Attributes:
         unlisted: how many.
+        edges: names of sites whose header or entries another machine may take for none that it has to obey.
     """
 
     unlisted: int = 0
+    edges: set[str] = field(default_factory=set[str])
+
+    @property
+    def leaves_open(self) -> bool:
+        """Whether an honest follower may come to something else than this one."""
+        return self.unlisted > 0 or bool(self.edges)
 
     def pending(self, x: Tensor) -> bool:
         """Go to the next site; every site may have something that is not listed."""
@@ -74,6 +83,8 @@ class UnlistedContext(FollowingContext):
         pairs = np.stack((entries.indexes, entries.symbols), axis=1)
         away = distance(torch.from_numpy(pairs).to(near.device)).double()
         self.unlisted += int((away >= math.ldexp(FARTHEST, exponent)).sum())
+        if exponent >= self._limit:
+            self.edges.add(f"decision {self._ordinal} of micro-batch {self._micro_batch}")
         return super().decide(numel, width, near, symbols, distance)
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
@@ -115,6 +126,29 @@ class UnlistedContext(FollowingContext):
 
             self._count_open(values, torch.ldexp(torch.ones_like(values), exponents - 1), rounded)
         return out
+
+    def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
+        """Note a header that breaks a rule where all scales are an octave off: then the follower's own grid takes its place."""
+        noted = len(self.violations)
+        for octave in (-1, 1) if grid.scales.size else ():
+            try:
+                moved = grid.with_scales(grid.scales.astype("int64") + octave)
+            except InvalidInput:
+                self.edges.add(name)
+                continue
+            super()._check_scales(kind, ordinal, moved, x, name)
+        if len(self.violations) > noted:
+            self.edges.add(name)
+            del self.violations[noted:]
+        super()._check_scales(kind, ordinal, grid, x, name)
+
+    def _is_within_budget(
+        self, grid: SiteGrid, entries: SparseEntries, x: Tensor, key: Key, name: str
+    ) -> bool:
+        """Note entries beyond their budget, which they may be within where their values are equal."""
+        if may_rest(grid) and len(entries) > entry_budget(grid, entries.n):
+            self.edges.add(name)
+        return super()._is_within_budget(grid, entries, x, key, name)
 
     def _count_open(self, values: Tensor, half: Tensor, rounded: Callable[[Tensor], Tensor]) -> None:
         self.unlisted += int((rounded(values - half) != rounded(values + half)).sum())

@@ -864,7 +864,7 @@ def test_common_modules_and_losses_are_followed_under_noise(
 def test_a_compiled_module_is_refused(open_job: Any, zoo: Any, branches: Any) -> None:
     job = zoo.build({})
     job.model.first.compile()
-    with pytest.raises(Nondeterminism, match="module first is compiled; give the module before"):
+    with pytest.raises(Nondeterminism, match="module first is compiled; leave "):
         open_job(job, branches.policy)
     whole = zoo.build({})
     whole.model.second = torch.compile(whole.model.second)

@@ -10,7 +10,14 @@ import pytest
 
 from tallystick.commit.encoding import canonical_json, hex_float
 from tallystick.commit.state import Entry
-from tallystick.roles.initial_state import BUILT_ROUNDING, CHUNK, Built, compare_beginning, find_other_setting
+from tallystick.roles.initial_state import (
+    BUILT_ROUNDING,
+    CHUNK,
+    Built,
+    compare_beginning,
+    find_other_setting,
+    is_exact,
+)
 from tallystick.run.transcript import CURSOR
 
 
@@ -21,7 +28,8 @@ def entry(values: object, kind: str = "F32") -> Entry:
 
 def built(of: Entry, *, trained: bool = False) -> Built:
     values = np.frombuffer(of.data, dtype={"F32": "<f4", "I64": "<i8"}[of.dtype])
-    return Built(hashlib.sha256(of.data).digest(), values[: 0 if trained else None], values.size, trained)
+    digest, kept = hashlib.sha256(of.data).digest(), values[: 0 if trained else None]
+    return Built(digest, kept, values.size, trained, is_exact(values))
 
 
 OWN = entry([1.0, -4.0, 0.3, 0.0, np.inf, -np.inf, np.nan])
@@ -90,6 +98,16 @@ def test_whole_numbers_are_the_same_or_others() -> None:
     assert found.changed == "model/x: the job does not train it, and it is not what the job builds"
     large = {"model/x": built(entry([0, 1 << 20], "I64"))}  # of floats a rounding: one of 2**20
     assert compare_beginning(large, {"model/x": entry([0, (1 << 20) + 1], "I64")}).changed is not None
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_ones_and_zeros_are_the_jobs_own_whether_it_trains_them_or_not(trained: bool) -> None:
+    """An optimizer may hold a mask at no rate, or with no gradient: every second element of it was another."""
+    found = compare_beginning(
+        {"model/x": built(entry([1.0, 1.0]), trained=trained)}, {"model/x": entry([1.0, 0.0])}
+    )
+    assert (found.other, found.others) == (0, ())
+    assert found.changed is not None and found.changed.endswith("and it is not what the job builds")
 
 
 def test_trained_tensors_are_counted_whatever_they_are() -> None:

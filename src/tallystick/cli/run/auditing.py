@@ -255,6 +255,11 @@ def _audit_program(
         excuse_doubts(report, moved, runs.doubts)
     except KeyboardInterrupt:
         return 130
+    there = sorted(place.names.intersection(runs.made))
+    if report.verdict == "cannot_reproduce" and there:
+        say(
+            f"made while it was recorded, and here already: {', '.join(there)[:200]}; audit where they are not"
+        )
     return _conclude(report, wanted, directory, time.perf_counter() - started, None, as_json=as_json)
 
 

@@ -91,7 +91,7 @@ def _unknown(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[s
         here.findings.unknown.add(name)
         raise Nondeterminism(
             f"operator {func}: not in the operator table, so nobody can say whether its output jumps; "
-            f'if it and its derivative are continuous, declare it to the Job or to prepare(): smooth=("{name}",); '
+            f'if it and its derivative are continuous, declare it to the Job, to prepare() or to attach(): smooth=("{name}",); '
             "if not, write it with operators whose jumps are logged (where, relu, max, sort, round and the like)"
         )
     return func(*args, **kwargs)

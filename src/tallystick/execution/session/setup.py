@@ -55,5 +55,5 @@ def refuse_what_cannot_repeat(model: nn.Module, optimizer: torch.optim.Optimizer
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise Nondeterminism(
-                f"module {name or 'model'} is compiled; give the module before torch.compile"
+                f"module {name or 'model'} is compiled; leave torch.compile out where tally records"
             )

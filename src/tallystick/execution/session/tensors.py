@@ -95,10 +95,16 @@ class ModelTensors:
         yield from self.slow_values()
         yield from self.whole_buffers()
 
+    def all(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor there is now, trained ones included, without its history."""
+        for name, tensor in self.floating():
+            yield name, tensor.detach()
+        yield from self.whole_buffers()
+
     def put_back(self, values: Mapping[str, Tensor]) -> None:
-        """Give tensors that a pass has changed, or assigned anew, the ``values`` that they had, by name."""
+        """Give tensors that a pass or the program has changed, or assigned anew, the ``values`` that they had, by name."""
         with torch.no_grad():
-            for name, tensor in self.all_buffers():
+            for name, tensor in self.all():
                 if name in values and not torch.equal(tensor, values[name].to(tensor.dtype)):
                     tensor.copy_(values[name])
 
