@@ -41,11 +41,11 @@ SSE4 := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CP
     GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-FMA,-FMA4,-AVX512F
 test-anywhere: setup ## the tests as on other machines: one thread, AVX2, SSE4.2
 	$(call say,tests on one thread)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 	$(call say,tests under AVX2)
-	@env $(AVX2) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@env $(AVX2) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 	$(call say,tests under SSE4.2)
-	@env $(SSE4) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@env $(SSE4) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 foreign: setup ## record the runs of tests/foreign on this processor, also with fewer of its instructions
 	@$(BIN)/python scripts/record_foreign.py
@@ -119,4 +119,4 @@ check-docs: setup
 
 check-tests: setup
 	$(call say,tests: pytest)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -96,7 +96,7 @@ def test_a_step_commits_to_its_data_once_whatever_reads_it_first(recorded: Path)
     ("arguments", "here"),
     [
         (("--lr", "0.02"), "settings {'arguments': '--lr 0.02'}"),
-        (("--epochs", "3"), "settings {'arguments': '--epochs 3'}"),
+        pytest.param(("--epochs", "3"), "settings {'arguments': '--epochs 3'}", marks=pytest.mark.slow),
         pytest.param(("--epochs", "1"), "settings {'arguments': '--epochs 1'}", marks=pytest.mark.slow),
     ],
 )
@@ -109,7 +109,8 @@ def test_a_script_with_other_arguments_accuses_nobody(
 
 
 @pytest.mark.parametrize(
-    ("steps", "own", "stated"), [(1, "more steps than 24", "24 steps"), (2, "24 steps", "48 steps")]
+    ("steps", "own", "stated"),
+    [(1, "more steps than 24", "24 steps"), pytest.param(2, "24 steps", "48 steps", marks=pytest.mark.slow)],
 )
 def test_a_run_of_other_length_is_no_match_and_no_accusation(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], steps: int, own: str, stated: str
@@ -141,7 +142,7 @@ def test_a_script_that_ends_within_a_step_ends_its_run_before_it(
     assert (code, report["verdict"], report["steps"]) == (0, "match", STEPS), report
 
 
-@pytest.mark.parametrize("is_lazy", [False, True])
+@pytest.mark.parametrize("is_lazy", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_weights_that_a_script_sets_after_it_attached_are_its_first_state(
     is_lazy: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,10 +281,11 @@ ODD = Path(__file__).parent / "programs" / "odd.py"
 @pytest.mark.parametrize(
     ("kind", "steps"),
     [
-        ("recurrent", 12), ("averages", 12), ("sparse", 6), ("experts", 12),
+        ("recurrent", 12), ("experts", 12),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
+                ("averages", 12), ("sparse", 6),
                 ("recomputed", 12), ("penalty", 12), ("skips", 9), ("closure", 12), ("prefetches", 24), ("warms_up", 12),
             )
         ),
@@ -345,7 +347,9 @@ torch.save(seen, sys.argv[3])
 """
 
 
-@pytest.mark.parametrize("how", ["between", "zeros", "closure", "never"])
+@pytest.mark.parametrize(
+    "how", ["closure", "never", *(pytest.param(how, marks=pytest.mark.slow) for how in ("between", "zeros"))]
+)
 @pytest.mark.parametrize(  # one that is portable, one that is torch's own
     "optimizer", ["SGD", pytest.param("Adagrad", marks=pytest.mark.slow)]
 )

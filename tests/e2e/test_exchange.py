@@ -413,7 +413,7 @@ def false_question(posting: Posting, how: str) -> Posting:
 
 @pytest.mark.parametrize(
     "how",
-    ["dispute", "list", *(pytest.param(how, marks=pytest.mark.slow) for how in ("log", "shown", "claims"))],
+    ["dispute", *(pytest.param(how, marks=pytest.mark.slow) for how in ("list", "log", "shown", "claims"))],
 )
 def test_questions_that_somebody_else_put_there_change_no_answer(how: str, court: Court) -> None:
     """Before, a party that follows its mailbox remembered what they brought, and lost by silence or a false objection."""

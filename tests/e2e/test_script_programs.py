@@ -117,7 +117,7 @@ READS = {
     "in a helper": {"before": "import helper", "after": "factor = helper.rate()"},
     "in a step": {"step": "import os; x = x * float(os.environ.get('RATE', '1'))"},
 }
-QUICK = ("as text", "in a helper", "in a step")
+QUICK = ("as text",)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_variable_that_a_script_reads_is_committed_and_accuses_nobody(
     [
         (SCRIPT, "before the import"),
         pytest.param(LOOP, "in a helper", marks=pytest.mark.slow),
-        (LOOP, "by a name made up"),
+        pytest.param(LOOP, "by a name made up", marks=pytest.mark.slow),
     ],
     ids=["script", "loop, in a helper", "loop, by a name made up"],
 )

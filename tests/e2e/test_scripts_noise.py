@@ -187,6 +187,7 @@ def test_other_data_are_held_against_a_trainer_where_every_arithmetic_has_the_sa
     assert said is own if doubt is None else doubt in str(said)
 
 
+@pytest.mark.slow
 def test_a_program_that_goes_elsewhere_and_sets_variables_is_accused_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -372,6 +373,7 @@ os.dup2(tee.stdin.fileno(), 1)
 """
 
 
+@pytest.mark.slow
 def test_what_a_first_run_holds_is_free_in_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -402,7 +404,8 @@ def test_a_program_that_does_not_end_a_second_time_hangs_no_audit(
     assert "gave no answer: it has not ended in 4 seconds" in first["own"]
 
 
-@pytest.mark.parametrize("is_beside", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_beside", [False, True])
 def test_a_script_that_makes_its_folder_is_asked_again_where_that_is_not_there(
     is_beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -533,9 +536,8 @@ for i in range(0, 36, 4):
 """
 
 
-@pytest.mark.parametrize(
-    ("loss", "gradient"), [("weight", "1.0"), pytest.param("1.0", "weight", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("loss", "gradient"), [("weight", "1.0"), ("1.0", "weight")])
 def test_a_number_made_between_steps_that_weighs_a_step_accuses_nobody_under_another_arithmetic(
     loss: str, gradient: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -553,7 +555,10 @@ def test_a_number_made_between_steps_that_weighs_a_step_accuses_nobody_under_ano
 
 @pytest.mark.parametrize(
     ("part", "verdict"),
-    [pytest.param("LOSS", "mismatch", marks=pytest.mark.slow), ("GRADIENT", "log_violation")],
+    [
+        pytest.param("LOSS", "mismatch", marks=pytest.mark.slow),
+        pytest.param("GRADIENT", "log_violation", marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_that_was_weighed_otherwise_is_held_against_its_trainer(
     part: str, verdict: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

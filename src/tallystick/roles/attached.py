@@ -105,10 +105,8 @@ def attach(
         Nondeterminism: something that no other machine could repeat, by name.
         InvalidInput: what the environment names is no run, or there is one where it is to be recorded.
     """
-    optimizer, scheduler = (
-        getattr(optimizer, "optimizer", optimizer),
-        getattr(scheduler, "scheduler", scheduler),
-    )
+    optimizer = getattr(optimizer, "optimizer", optimizer)
+    scheduler = getattr(scheduler, "scheduler", scheduler)
     model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
     _verify_kinds(model, optimizer)
     wanted = _WANTED[-1] if _WANTED else _from_environment()
