@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state
+from tallystick.execution.step import run_step, under_log
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind, Residues, SiteAddress, SparseEntries
 from tallystick.numerics.policy import find_policy
@@ -33,15 +34,17 @@ from tallystick.roles.acceptable_states import AcceptableStates
 from tallystick.roles.audit_report import EVERYTHING, Deviation
 from tallystick.roles.claim import AuditorClaim, write_claim
 from tallystick.roles.judge import dispute
+from tallystick.roles.log_judge import DoubtingContext
 from tallystick.roles.panel_member import HandedSeat
 from tallystick.roles.referee import DisputeResult
-from tallystick.roles.replay import open_replay
+from tallystick.roles.replay import adopting, open_replay
 from tallystick.roles.step_judge import StepJudge
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import forge, forge_state, honest_defence, record_turned, tampered
 
 SETTINGS = {"width": "8", "batch": "16"}
+TEXT = {"width": "32", "layers": "2", "batch": "8", "block": "16", "heads": "2"}
 BESIDE = 0.021805  # the last bias's first number, with which the first loss lies a quarter of a band beside a boundary
 FARTHER = 2.7e-4  # with which it lies a band and three quarters beside it
 NEIGHBOURS = ["0x1.39a0000000000p+1", "0x1.39c0000000000p+1"]  # the two values of that loss
@@ -336,6 +339,31 @@ def test_what_a_log_leaves_open_is_counted(
     repeated = AcceptableStates(replay, run.load_frames(transcript, 0, 1)[0])
     assert repeated.leaves_open is not ("honest" in request.node.name)
     replay.session.close()
+
+
+@pytest.mark.parametrize(("job", "settings"), [("digits", {"width": "12", "batch": "32"}), ("text", TEXT)])
+def test_an_honest_log_leaves_nothing_open_however_long_it_is(
+    tmp_path: Path, job: str, settings: Mapping[str, str]
+) -> None:
+    """Scales that are kept come to lie as far above their values as they may: held an octave off, that is beyond the rule."""
+    source, run = find_source(job), RunDirectory(tmp_path / "run")
+    record(Order(source, settings, find_policy("fp32"), steps=30, checkpoint_every=30), run)
+    transcript = run.load_transcript()
+    replay = open_replay(transcript.specification, source)
+    assert not isinstance(replay, Deviation)
+    session, is_open, kept = replay.session, list[int](), 0
+    load_state(session, run.load_checkpoint(0))
+    for step, frame in sorted(run.load_frames(transcript, 0, 30).items()):
+        context = session.following_context(frame, form=DoubtingContext)
+        with under_log(), adopting(session, transcript.record(step)):
+            run_step(session, replay.job, context)
+        context.finish()
+        session.settle(context)
+        is_open += [step] if context.leaves_open else []
+        kept += bool(context.doubts)
+    session.close()
+    assert not is_open
+    assert kept  # the control: an octave off, some header breaks a rule
 
 
 @pytest.mark.parametrize(("moves", "at"), [(True, [1]), (False, [])])

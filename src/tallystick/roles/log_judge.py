@@ -166,6 +166,16 @@ class DoubtingContext(UnlistedContext):
         except InvalidInput:
             return True  # what half of the reach cannot be asked of is told by the whole one alone
 
+    def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
+        """Note a header that breaks a rule where all scales are an octave off."""
+        try:
+            octaves = [grid.with_scales(grid.scales.astype("int64") + octave) for octave in (-1, 1)]
+            is_near = self._breaks(kind, ordinal, name, [(each, x) for each in octaves if grid.scales.size])
+        except InvalidInput:
+            is_near = True
+        self.doubts |= {name} if is_near else set()
+        super()._check_scales(kind, ordinal, grid, x, name)
+
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         """Take the logged branches, after asking for half of the reach."""

@@ -9,14 +9,13 @@ an element almost too far away, the log is at fault; whoever followed it may hav
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tallystick.errors import InvalidInput
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import (
     STILL,
@@ -34,6 +33,8 @@ from tallystick.numerics.rounded_sites import NO_KEY, Key, may_rest
 from tallystick.numerics.rounding import round_followed, round_followed_residues
 
 FARTHEST = 1.5  # bands at which an honest entry's element lies, to another machine
+LEAST_NOISE = 2.0**-10  # of a site's values, where its header is held against them
+LOUD = 16.0  # bands: its scale may lie three octaves above them, and noise reaches a band
 
 
 @dataclass
@@ -128,19 +129,22 @@ class UnlistedContext(FollowingContext):
         return out
 
     def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
-        """Note a header that breaks a rule where all scales are an octave off: then the follower's own grid takes its place."""
-        noted = len(self.violations)
-        for octave in (-1, 1) if grid.scales.size else ():
-            try:
-                moved = grid.with_scales(grid.scales.astype("int64") + octave)
-            except InvalidInput:
-                self.edges.add(name)
-                continue
-            super()._check_scales(kind, ordinal, moved, x, name)
-        if len(self.violations) > noted:
+        """Note a header that noise may have break a rule: then the follower's own grid takes its place."""
+        share = min(max(math.ldexp(LOUD, grid.band), LEAST_NOISE), 0.5)
+        if grid.scales.size and self._breaks(
+            kind, ordinal, name, [(grid, x * (1 - share)), (grid, x * (1 + share))]
+        ):
             self.edges.add(name)
-            del self.violations[noted:]
         super()._check_scales(kind, ordinal, grid, x, name)
+
+    def _breaks(self, kind: Kind, ordinal: int, name: str, cases: Sequence[tuple[SiteGrid, Tensor]]) -> bool:
+        """Whether a site's header breaks a rule in one of these cases, of a grid and of values."""
+        noted = len(self.violations)
+        for grid, x in cases:
+            FollowingContext._check_scales(self, kind, ordinal, grid, x, name)
+        breaks = len(self.violations) > noted
+        del self.violations[noted:]
+        return breaks
 
     def _is_within_budget(
         self, grid: SiteGrid, entries: SparseEntries, x: Tensor, key: Key, name: str
