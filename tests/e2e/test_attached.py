@@ -428,6 +428,7 @@ for step in range(6):
     if step == 3:
         best = copy.deepcopy(model.state_dict())
 model.load_state_dict(best)
+model.load_state_dict(best, assign=True)
 assert torch.equal(model[0].weight, best["0.weight"])
 """
 

@@ -21,6 +21,7 @@ from tallystick.execution.program_watch import WATCH
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.session.passed import PassedStep, PassingContext
 from tallystick.execution.session.session import Session
+from tallystick.execution.session.tensors import Place
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch, split_batch
 from tallystick.numerics.policy import Policy
 from tallystick.roles.run_writer import Phases, Progress
@@ -53,6 +54,7 @@ class Loop(ABC, Generic[Result]):
         self._data: Any = None
         self._later: Callable[[], None] | None = None
         self._kept: dict[str, Tensor] = {}
+        self._stood: list[tuple[Place, Tensor]] = []
         self.latest: Progress | None = None
         self.has_jitter = False
         self._memory = CarriedMemory()
@@ -252,7 +254,7 @@ class Loop(ABC, Generic[Result]):
 
     def settle(self) -> None:
         """Do what the last step has left to do when the state is as it will be before the next."""
-        later, self._later, self._kept = self._later, None, {}
+        later, self._later, self._kept, self._stood = self._later, None, {}, []
         if later is not None:
             later()
 
@@ -266,13 +268,16 @@ class Loop(ABC, Generic[Result]):
         if self._later is not None and (whole or not self._kept):
             tensors = self.session.tensors.all() if whole else self.session.tensors.all_buffers()
             self._kept = {name: tensor.clone() for name, tensor in tensors} | self._kept
+            self._stood = self._stood or (self.session.tensors.standing() if whole else [])
 
     def _settle_last(self) -> None:
         """Settle the last step of all."""
-        now = {name: tensor.clone() for name, tensor in self.session.tensors.all() if name in self._kept}
-        self.session.tensors.put_back(self._kept)
-        self.settle()
-        self.session.tensors.put_back(now)
+        tensors = self.session.tensors
+        with tensors.in_place(self._stood):
+            now = {name: tensor.clone() for name, tensor in tensors.all() if name in self._kept}
+            tensors.put_back(self._kept)
+            self.settle()
+            tensors.put_back(now)
 
     def _repeat(self, context: RoundingContext) -> None:
         """Run the operators of the step that is open once more, under ``context``."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -108,6 +109,20 @@ class ModelTensors:
                 if name in values and not torch.equal(tensor, values[name].to(tensor.dtype)):
                     tensor.copy_(values[name])
 
+    def standing(self) -> list[tuple[Place, Tensor]]:
+        """Return which floating tensor stands where now; others may be assigned to their places."""
+        return [(place, tensor) for place in self._places if (tensor := place.find()) is not None]
+
+    @contextmanager
+    def in_place(self, stood: Iterable[tuple[Place, Tensor]]) -> Generator[None]:
+        """Inside, these tensors stand where they stood before."""
+        now = self.standing()
+        _assign(stood)
+        try:
+            yield
+        finally:
+            _assign(now)
+
     def convert(self, arithmetic: Arithmetic) -> None:
         """Give every floating tensor the policy's dtype and a contiguous layout; values become float32 values.
 
@@ -211,6 +226,12 @@ class ModelTensors:
                     if tensor.is_floating_point():
                         path, _, key = name.rpartition(".")
                         yield Place(f"{label}/{name}", modules[path], key)
+
+
+def _assign(stood: Iterable[tuple[Place, Tensor]]) -> None:
+    for place, tensor in stood:
+        if place.find() is not tensor:
+            setattr(place.owner, place.key, tensor)
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
