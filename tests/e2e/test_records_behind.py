@@ -23,15 +23,24 @@ from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state
-from tallystick.execution.step import run_step, under_log
+from tallystick.execution.step import batch_digest, run_step, under_log
 from tallystick.numerics.grid_table import GridTable, SiteGrid
-from tallystick.numerics.log import Kind, Residues, SiteAddress, SparseEntries
+from tallystick.numerics.log import (
+    Frame,
+    Kind,
+    Residues,
+    SiteAddress,
+    SparseEntries,
+    decode_frame,
+    encode_frame,
+)
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.rounding import find_candidates, round_recorded, round_recorded_residues
 from tallystick.roles import step_judge
 from tallystick.roles.acceptable_states import AcceptableStates
 from tallystick.roles.audit_report import EVERYTHING, Deviation
+from tallystick.roles.auditor import audit
 from tallystick.roles.claim import AuditorClaim, write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.log_judge import DoubtingContext
@@ -40,7 +49,7 @@ from tallystick.roles.referee import DisputeResult
 from tallystick.roles.replay import adopting, open_replay
 from tallystick.roles.step_judge import StepJudge
 from tallystick.roles.trainer import Order, record
-from tallystick.store.files import RunDirectory
+from tallystick.store.files import RunDirectory, frame_digest
 from tallystick.testing.cheats import forge, forge_state, honest_defence, record_turned, tampered
 
 SETTINGS = {"width": "8", "batch": "16"}
@@ -364,6 +373,61 @@ def test_an_honest_log_leaves_nothing_open_however_long_it_is(
     session.close()
     assert not is_open
     assert kept  # the control: an octave off, some header breaks a rule
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "header"),
+    [
+        ("fp32", Kind.BUFFER, {"scales": []}),
+        ("fp32", Kind.GRADIENT, {"floor": 1000}),
+        ("leaf", Kind.ACTIVATION, {"scales": []}),
+    ],
+)
+def test_a_header_that_nobody_can_compute_with_hides_no_false_labels(
+    tmp_path: Path, policy: str, kind: Kind, header: dict[str, Any]
+) -> None:
+    """The judge, or the auditor, ended in an error of its own."""
+    source, order = ordered(2, 2)
+    order, run = replace(order, policy=find_policy(policy)), RunDirectory(tmp_path / "run")
+
+    def rolled(job: Job) -> None:
+        own = job.batch
+        job.batch = lambda step: (own(step)[0], own(step)[1].roll(1)) if step == 0 else own(step)
+
+    record(tampered(order, rolled), run)
+    transcript = run.load_transcript()
+    frames = run.load_frames(transcript, 0, 2)
+    replay = open_replay(transcript.specification, source)
+    assert not isinstance(replay, Deviation)
+    load_state(replay.session, run.load_checkpoint(0))
+    table, batch = replay.session.following_context(frames[0]).table, batch_digest(replay.job.batch(0))
+    at = next(each for each, grid in table.sites.items() if each[0] == kind and not grid.residue_bits)
+    grid = table.sites[at]
+    other = SiteGrid(
+        grid.precision,
+        grid.band,
+        header.get("floor", grid.floor),
+        grid.dithered,
+        header.get("scales", grid.scales),
+    )
+    sites = dict(decode_frame(frames[0]).sites)
+    stated = GridTable({**table.sites, at: other})
+    sites[SiteAddress(0, 0, Kind.GRID, 0)] = replay.session.table.diff(stated)
+    frames[0] = encode_frame(Frame(tuple(sorted(sites.items(), key=lambda each: each[0].fields))))
+    replay.session.close()
+    run.log_path(0).write_bytes(frames[0] + frames[1])
+    forge(
+        run,
+        lambda each: replace(
+            each,
+            log=frame_digest(frames[each.step]),
+            log_bytes=len(frames[each.step]),
+            batch=batch if each.step == 0 else each.batch,
+        ),
+    )
+    assert audit(run, source).verdict in ("mismatch", "log_violation")
+    found = ruled(source, run, claimed(source, run))
+    assert (found.loser, found.step) == ("trainer", 0), found.reason
 
 
 @pytest.mark.parametrize(("moves", "at"), [(True, [1]), (False, [])])

@@ -192,7 +192,7 @@ class _TwoWayContext(UnlistedContext):
         """Round as the log says, after noting both values of every element near a boundary."""
         grid = self.table.sites.get((kind, ordinal))
         found: Candidates | None = None
-        if grid is not None and is_blocked(grid, x):
+        if grid is not None and is_blocked(grid, x, old):
             found = find_candidates(x, grid, old=old, key=key)
             payload = self.frame.find(SiteAddress(self.rank, 0, kind, ordinal))
             self.candidates[(int(kind), ordinal)] = found

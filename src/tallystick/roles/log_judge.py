@@ -36,7 +36,7 @@ from tallystick.numerics.rounding import round_followed, round_followed_residues
 from tallystick.roles.comparison import find_noisy_sites, is_excused, violations_of
 from tallystick.roles.data_noise import REMEDY
 from tallystick.roles.replay import Replay, adopting
-from tallystick.roles.unlisted import UnlistedContext
+from tallystick.roles.unlisted import UnlistedContext, is_blocked
 from tallystick.run.transcript import Transcript
 
 State = Mapping[str, Entry]
@@ -144,7 +144,7 @@ class DoubtingContext(UnlistedContext):
         """Round as the log says, after asking for half of the reach."""
         grid = self.table.sites.get((kind, ordinal))
         payload = self.frame.find(SiteAddress(self.rank, 0, kind, ordinal))
-        if grid is not None and payload is not None and x.numel():
+        if grid is not None and payload is not None and x.numel() and is_blocked(grid, x, old):
             near = self._is_near(grid, payload, x, torch.empty_like(out), old, key, name)
             self.doubts |= {name} if near else set()
         super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
@@ -193,7 +193,7 @@ class DoubtingContext(UnlistedContext):
         """Round as the log says, after asking for half of the reach."""
         grid = self.table.sites.get((kind, ordinal))
         payload = self.frame.find(SiteAddress(self.rank, self._micro_batch, kind, ordinal))
-        if grid is not None and payload is not None and not is_noise_only(grid):
+        if grid is not None and payload is not None and grid.scales.size == 1 and not is_noise_only(grid):
             whole = nearest_grid(activation_rule(self.policy), grid)
             half = replace(
                 whole, band=whole.band - 1, margin=None if whole.margin is None else whole.margin - 1

@@ -92,7 +92,7 @@ class UnlistedContext(FollowingContext):
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
         """Round as the log says, and count what it would say otherwise of values half of the band away."""
         grid = self.table.sites.get((kind, ordinal))
-        if grid is not None and x.numel() and not is_noise_only(grid) and is_blocked(grid, x):
+        if grid is not None and x.numel() and not is_noise_only(grid) and is_blocked(grid, x, old):
             payload = self.frame.find(SiteAddress(self.rank, 0, kind, ordinal))
             before = None if old is None else _flat(old)
 
@@ -158,9 +158,9 @@ class UnlistedContext(FollowingContext):
         self.unlisted += int((rounded(values - half) != rounded(values + half)).sum())
 
 
-def is_blocked(grid: SiteGrid, x: Tensor) -> bool:
-    """Whether a site's blocks can be those of its grid."""
-    return not grid.scales.size or x.numel() % grid.scales.size == 0
+def is_blocked(grid: SiteGrid, x: Tensor, old: Tensor | None) -> bool:
+    """Whether a site's blocks can be those of its grid; of one without scales, whether there are values for a relative band."""
+    return x.numel() % grid.scales.size == 0 if grid.scales.size else old is not None
 
 
 def _half_band(x: Tensor, grid: SiteGrid, old: Tensor | None) -> Tensor:

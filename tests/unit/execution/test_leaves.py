@@ -512,7 +512,7 @@ def test_a_site_that_is_only_noise_is_passed_through_and_gives_no_freedom() -> N
 
 def test_a_site_without_a_grid_and_a_policy_without_activations_are_refused() -> None:
     x = numbers(5)
-    with pytest.raises(InvalidInput, match="no grid is given for x"):
+    with pytest.raises(InvalidInput, match="no grid with one scale is given for x"):
         followed(x, Frame(), GridTable())
     plain = FollowingContext(find_policy("fp64"), GridTable(), Frame())
     with pytest.raises(InvalidInput, match="policy fp64 rounds no activations"):

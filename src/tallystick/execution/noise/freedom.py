@@ -459,16 +459,22 @@ def longest_square(grid: SiteGrid) -> float:
     return quantum_square(grid) * 4.0 ** max(0, grid.residue_bits - 1)
 
 
+LARGEST_SQUARED = 480
+"""An exponent of what has a square in float64, and of many of them a sum; a hostile header's may be larger."""
+
+
 def quantum_square(grid: SiteGrid) -> float:
     """Return the largest squared quantum of an absolute grid; infinity for one relative to its values."""
     if grid.precision or not grid.scales.size:
         return math.inf
-    return 4.0 ** float(int(grid.scales.max()) + grid.floor)
+    exponent = int(grid.scales.max()) + grid.floor
+    return math.ldexp(1.0, 2 * exponent) if exponent <= LARGEST_SQUARED else math.inf
 
 
 def largest_squares(grid: SiteGrid, numel: int, count: int) -> float:
     """Return the sum of the ``count`` largest squared quanta of a site."""
-    squares = np.sort(np.exp2(2.0 * (grid.scales.astype(np.float64) + grid.floor)))[::-1]
+    exponents = np.minimum(grid.scales.astype(np.float64) + grid.floor, LARGEST_SQUARED)
+    squares = np.sort(np.exp2(2.0 * exponents))[::-1]
     each = numel // squares.size
     whole = min(count // each, squares.size)
     rest = squares[whole] * (count - whole * each) if whole < squares.size else 0.0

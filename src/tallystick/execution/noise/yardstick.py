@@ -16,6 +16,7 @@ from tallystick.execution.noise.freedom import (
     CLUSTER,
     FLIPS,
     LARGEST_CLUSTER,
+    LARGEST_SQUARED,
     MOST_WEIGHED,
     STEADY_FLIPS,
     WEIGHED,
@@ -148,7 +149,7 @@ class Yardstick:
             moves = self._expected_rows(place, noise, grid, numel)
             unheard = self._pooled * 2.0**-grid.floor * numel / scales.size  # a row whose token did not occur
             moves = np.where(noise.block_mean > 0.0, moves, unheard)
-        quanta, place_of = np.unique(scales + grid.floor, return_inverse=True)
+        quanta, place_of = np.unique(np.minimum(scales + grid.floor, LARGEST_SQUARED), return_inverse=True)
         sums = np.bincount(place_of, weights=moves)
         return {2 * int(quantum): float(mean) for quantum, mean in zip(quanta, sums, strict=True)}
 
@@ -314,7 +315,7 @@ class Yardstick:
         if place[0] == Kind.GRADIENT and grid.residue_bits and (grid.floor <= finest or not self.steady):
             # Its band is the policy's, and the size of all that is chosen is held to; of buffers and losses it is not. Where
             # single results are most of the noise, one measurement sees them and the next does not.
-            return 2.0 ** (grid.floor - own.floor), None, ""
+            return math.ldexp(1.0, min(grid.floor - own.floor, 1000)), None, ""
         apart = grid.band - own.band
         if place[0] == Kind.BUFFER:
             # Its quantum is as wide as its band, and what is rounded stays in it.

@@ -13,6 +13,7 @@ from tallystick.errors import InvalidInput
 from tallystick.execution.dispatch.decisions import EQUAL
 from tallystick.execution.noise.buffers import BufferStep
 from tallystick.execution.noise.freedom import (
+    LARGEST_SQUARED,
     Excess,
     SiteMoves,
     StepFreedom,
@@ -338,7 +339,7 @@ class FollowingContext:
         if grid.precision:
             if self.yardstick is not None and grid.scales.size and not is_noise_only(grid):
                 # Below the floor's quantum its values have none that is wider.
-                square = 2 * (int(grid.scales.max()) + grid.floor)
+                square = 2 * min(int(grid.scales.max()) + grid.floor, LARGEST_SQUARED)
                 own = {square: freedom.sites[place].expected}
                 freedom.gradients[place] = GradientMoves(
                     energy, shifted, math.ldexp(float(numel), square), by_square=own
@@ -411,8 +412,8 @@ class FollowingContext:
         """Round, following the log."""
         rule, place = activation_rule(self.policy), (kind, ordinal)
         grid = self.table.sites.get(place)
-        if grid is None:
-            raise InvalidInput(f"log: no grid is given for {name}")
+        if grid is None or grid.scales.size != 1:
+            raise InvalidInput(f"log: no grid with one scale is given for {name}")
         if is_noise_only(grid):
             return x
         if place not in self._seen:
