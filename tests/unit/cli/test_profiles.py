@@ -38,10 +38,11 @@ def test_a_second_run_that_does_not_end_is_killed_and_said(tmp_path: Path) -> No
 
 
 ASKING = """
-import sys, tempfile
+import signal, sys, tempfile
 from pathlib import Path
 from tallystick.cli import profiles
 from tallystick.execution.determinism import Profile
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it runs in the background ignore it
 sleeping = "[sys.executable, '-c', 'import time; time.sleep(600)']"
 starting = f"import subprocess, sys; print(subprocess.Popen({sleeping}).pid, flush=True)"
 profiles.python = lambda *_: [sys.executable, "-c", starting + "; import time; time.sleep(LASTS)"]
