@@ -41,7 +41,7 @@ def loop(run: Path, policy: str, parts: int, under: Profile, *, follow: bool = F
     [
         ("fp32", 1, "native"),
         pytest.param("fp32", 1, "native,threads=1", marks=pytest.mark.slow),
-        ("fp32", 2, "native"),
+        pytest.param("fp32", 2, "native", marks=pytest.mark.slow),
         pytest.param("fp64", 1, "native", marks=pytest.mark.slow),
     ],
 )

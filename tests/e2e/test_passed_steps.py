@@ -146,6 +146,7 @@ def test_a_sample_of_a_scripts_segments_is_followed(recorded: Path, tally: Tally
     assert report["steps"] == 4 * report["sample"]["samples"] < STEPS
 
 
+@pytest.mark.slow
 def test_a_part_that_differs_accuses_nobody_and_the_whole_run_does(tally: Tally) -> None:
     Path("cheat").write_text("13")
     assert tally("record", "--run", "run")[0] == 0

@@ -139,7 +139,7 @@ def with_loss_beside(run: RunDirectory, order: Order, entry: str) -> str:
         ("lost", True, ("none", "cannot_reproduce")),
         ("far", True, ("none", "cannot_reproduce")),
         ("kept", True, ("auditor", "fault")),
-        ("kept", False, ("auditor", "fault")),
+        pytest.param("kept", False, ("auditor", "fault"), marks=pytest.mark.slow),
     ],
 )
 def test_an_auditors_loss_may_lie_on_either_side_of_a_boundary_of_which_the_log_says_nothing(

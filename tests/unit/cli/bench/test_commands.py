@@ -43,6 +43,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_losses_are_written_with_a_plot_and_nothing_is_trained_twice(
     tally: Any, own: Path, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_wrong_argument_is_named(tally: Any, more: list[str], reason: str) -> 
     assert reason in found.err
 
 
+@pytest.mark.slow
 def test_a_dispute_is_measured_and_its_limits_are_judged(tally: Any, tmp_path: Path) -> None:
     path = tmp_path / "learning.py"
     path.write_text(LEARNING)
