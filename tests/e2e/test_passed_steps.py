@@ -180,7 +180,7 @@ def test_a_part_whose_first_state_is_another_programs_is_no_match(recorded: Path
     assert (code, answer["error"][:42]) == (2, "steps 9:12: 9 is no committed checkpoint; ")
 
 
-@pytest.mark.parametrize("cheat", [-1, 13])
+@pytest.mark.parametrize("cheat", [pytest.param(-1, marks=pytest.mark.slow), 13])
 def test_a_program_that_ends_before_its_run_accuses_of_what_differed_until_then(
     cheat: int, tally: Tally
 ) -> None:
