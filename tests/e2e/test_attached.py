@@ -281,11 +281,11 @@ ODD = Path(__file__).parent / "programs" / "odd.py"
 @pytest.mark.parametrize(
     ("kind", "steps"),
     [
-        ("recurrent", 12), ("experts", 12),
+        ("recurrent", 12),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
-                ("averages", 12), ("sparse", 6),
+                ("averages", 12), ("sparse", 6), ("experts", 12),
                 ("recomputed", 12), ("penalty", 12), ("skips", 9), ("closure", 12), ("prefetches", 24), ("warms_up", 12),
             )
         ),

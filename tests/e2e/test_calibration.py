@@ -169,6 +169,7 @@ def test_chosen_numbers_are_followed_bit_for_bit_on_jittered_arithmetic(
     assert (report.verdict, report.differing_elements, report.steps) == ("match", 0, 12)
 
 
+@pytest.mark.slow
 def test_a_network_as_deep_as_resnet50_is_followed_from_its_noisy_first_step_on(tmp_path: Path) -> None:
     """Fifty layers of batch norm over eight images: bands of 2**-7 of a gradient's scale, and wide decisions."""
     source, run = find_source("resnet50"), RunDirectory(tmp_path / "run")

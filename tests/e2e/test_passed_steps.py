@@ -100,6 +100,7 @@ def test_a_script_that_falsely_says_that_it_keeps_nothing_is_not_gone_on_with(ta
     assert "step 8: loss is" in answer["error"] and "takes another way than it did" in answer["error"]
 
 
+@pytest.mark.slow
 def test_there_must_be_something_to_go_on_with(tally: Tally) -> None:
     code, answer, _ = tally("record", "--resume", "--run", "nowhere")
     assert (code, answer["error"].partition("/nowhere")[2]) == (2, ": there is no run to resume")
@@ -169,6 +170,7 @@ def test_a_state_that_is_not_what_was_committed_is_evidence_in_any_part(recorded
     assert tally("audit", recorded, "--steps", "8:12", program=("--parts", 2))[1]["verdict"] == "match"
 
 
+@pytest.mark.slow
 def test_a_part_whose_first_state_is_another_programs_is_no_match(recorded: Path, tally: Tally) -> None:
     """The first state is compared whatever part is followed."""
     other = Path("other")

@@ -278,6 +278,7 @@ def test_a_script_whose_process_ends_by_itself_ends_with_no_exit_code_of_a_match
         assert "before anything could be said of it" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_script_that_closes_its_streams_is_recorded_and_given_a_verdict(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -388,6 +389,7 @@ def test_what_a_first_run_holds_is_free_in_the_second(
     assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 3), report["first"]
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_end_a_second_time_hangs_no_audit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

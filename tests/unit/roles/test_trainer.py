@@ -80,7 +80,7 @@ def test_overlapping_writes_the_same_bytes_as_writing_at_once(
     assert threads == {"MainThread"}
 
 
-@BOTH
+@pytest.mark.parametrize("policy", ["fp32", pytest.param("fp64", marks=pytest.mark.slow)])
 def test_weights_that_a_forward_pass_changes_for_a_while_stay_out_of_the_commitment(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
