@@ -133,9 +133,7 @@ class AcceptableStates:
             second = _matches(flipped, theirs, others.get(place))
             if plain is not None and own.size != plain.size:
                 if not (first | second).all():
-                    return (
-                        0  # a number for the whole tensor, or for each row: no element's gradient chooses it
-                    )
+                    return 0  # a number of the whole tensor or of a row, which no element's gradient chooses
                 continue
             plain = first if plain is None else plain & first
             other = second if other is None else other & second

@@ -103,7 +103,8 @@ def attach(
     Raises:
         ProtocolViolation: the program has attached something already.
         Nondeterminism: something that no other machine could repeat, by name.
-        InvalidInput: what the environment names is no run, or there is one where it is to be recorded.
+        InvalidInput: what the environment names is no run, or there is one where it is to be recorded; or something else is given
+            for the model or its one optimizer.
     """
     optimizer = getattr(optimizer, "optimizer", optimizer)
     scheduler = getattr(scheduler, "scheduler", scheduler)

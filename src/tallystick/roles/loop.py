@@ -265,10 +265,13 @@ class Loop(ABC, Generic[Result]):
         """
         if self._later is not None and self.session.step % self.checkpoint_every == 0:
             self.settle()
-        if self._later is not None and (whole or not self._kept):
-            tensors = self.session.tensors.all() if whole else self.session.tensors.all_buffers()
-            self._kept = {name: tensor.clone() for name, tensor in tensors} | self._kept
-            self._stood = self._stood or (self.session.tensors.standing() if whole else [])
+        if self._later is None or (self._stood if whole else self._kept):
+            return
+        tensors = self.session.tensors
+        if whole:
+            self._stood = tensors.standing()
+        found = tensors.all() if whole else tensors.all_buffers()
+        self._kept = {name: tensor.clone() for name, tensor in found if name not in self._kept} | self._kept
 
     def _settle_last(self) -> None:
         """Settle the last step of all."""

@@ -150,7 +150,8 @@ class OpenStep:
         """Capture the operators of one micro-batch's forward and backward pass, under autocast if the policy says so."""
         self.context.start_micro_batch(number)
         self.stream.start(self.number, self.session.rank, number)
-        outside = _outside_generators()
+        # A loop of the program's own hands out data in between, which may be drawn from anything.
+        outside = _outside_generators() if self.trace is None else {}
         here = self.arithmetic
         if self.trace is not None:
             self.trace.begin_part()
@@ -174,10 +175,8 @@ class OpenStep:
         noted = nullcontext() if self.trace is None else self.trace.noting_reads()
         with self.stream.seeding(), rounded, capture, spelled, self._autocast(enabled=True), observed, noted:
             yield
-        for name, state in _outside_generators().items():
-            if (
-                state != outside[name] and self.trace is None
-            ):  # a loop of the program's own hands out data in between
+        for name, state in outside.items():
+            if state != _outside_generators()[name]:
                 raise Nondeterminism(
                     f"step {self.number}: the model or the loss draws from {name}, which no other machine can repeat at this "
                     "step; draw with torch, whose random operators are replaced, or make it part of the batch"
