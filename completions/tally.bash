@@ -22,6 +22,7 @@ _tally() {
         "tally bench training") words="--help --job --json --out --policy --quick --seeds --steps" ;;
         "tally bundle") words="--help --json --out" ;;
         "tally calibrate") words="--at --device --freedom --help --json --log-bits --optimizer-arithmetic --out --plot --policy --profile --recalibrate-every --repeats --seed --set" ;;
+        "tally check") words="--against --help --json --policy --steps" ;;
         "tally chip") words="--help" ;;
         "tally chip agent") words="--for --help --manifest" ;;
         "tally chip attest") words="--help --nonce --out --tpm" ;;
@@ -114,7 +115,7 @@ _tally() {
         esac
     else
         case "$path" in
-        "tally") words="audit bench bundle calibrate chip conformance demo diff dispute draw export inspect key log monitor neutral plan policy prove record registry report rules show sign simulate verify" ;;
+        "tally") words="audit bench bundle calibrate check chip conformance demo diff dispute draw export inspect key log monitor neutral plan policy prove record registry report rules show sign simulate verify" ;;
         "tally bench") words="chip evidence honest monitor training" ;;
         "tally chip") words="agent attest collect device enrol init precommit show verify" ;;
         "tally chip enrol") words="answer challenge request sign" ;;

@@ -1,5 +1,5 @@
 # Made by scripts/make_completions.py from the command line itself: edit nothing here.
-complete -c tally -f -n '__fish_use_subcommand' -a 'audit bench bundle calibrate chip conformance demo diff dispute draw export inspect key log monitor neutral plan policy prove record registry report rules show sign simulate verify'
+complete -c tally -f -n '__fish_use_subcommand' -a 'audit bench bundle calibrate check chip conformance demo diff dispute draw export inspect key log monitor neutral plan policy prove record registry report rules show sign simulate verify'
 complete -c tally -n '__fish_use_subcommand' -l help
 complete -c tally -n '__fish_use_subcommand' -l version
 complete -c tally -n '__fish_seen_subcommand_from audit' -l announce
@@ -77,6 +77,11 @@ complete -c tally -n '__fish_seen_subcommand_from calibrate' -l recalibrate-ever
 complete -c tally -n '__fish_seen_subcommand_from calibrate' -l repeats
 complete -c tally -n '__fish_seen_subcommand_from calibrate' -l seed
 complete -c tally -n '__fish_seen_subcommand_from calibrate' -l set
+complete -c tally -n '__fish_seen_subcommand_from check' -l against
+complete -c tally -n '__fish_seen_subcommand_from check' -l help
+complete -c tally -n '__fish_seen_subcommand_from check' -l json
+complete -c tally -n '__fish_seen_subcommand_from check' -l policy
+complete -c tally -n '__fish_seen_subcommand_from check' -l steps
 complete -c tally -f -n '__fish_seen_subcommand_from chip; and not __fish_seen_subcommand_from agent attest collect device enrol init precommit show verify' -a 'agent attest collect device enrol init precommit show verify'
 complete -c tally -n '__fish_seen_subcommand_from chip' -l help
 complete -c tally -n '__fish_seen_subcommand_from chip; and __fish_seen_subcommand_from agent' -l for

@@ -937,3 +937,6 @@ def test_a_process_that_signs_two_answers_loses(party: Party, court: Court, proc
 
     assert (code, said["loser"], said["outcome"]) == (1, party, "forfeit")
     assert f"equivocation: {party} signed two different answers" in said["reason"]
+    verdict = (court.docket / "verdict.json").read_bytes()
+    assert court.rule()[1]["reason"] == said["reason"]
+    assert (court.docket / "verdict.json").read_bytes() == verdict

@@ -11,13 +11,14 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 
 from tallystick.cli.main import main
 from tallystick.commit.state import Entry, summarise
 from tallystick.dispute.exchange import Answer, Question, unable
 from tallystick.dispute.terms import Party
 from tallystick.errors import Mismatch
-from tallystick.execution.job import find_source
+from tallystick.execution.job import Batch, Job, find_source
 from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session import session
 from tallystick.numerics.grid_table import GridTable
@@ -34,7 +35,15 @@ from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import EditedWeights, claim_path, forge, forge_state, honest_defence
+from tallystick.testing.cheats import (
+    EditedWeights,
+    claim_path,
+    forge,
+    forge_state,
+    honest_defence,
+    tampered,
+    tampered_defence,
+)
 
 SOURCE = find_source("digits")
 Reply = Callable[[Respondent, Question], Answer]
@@ -104,8 +113,41 @@ def test_a_false_record_that_convicts_nobody_keeps_no_false_state_from_being_jud
     assert (found.loser, found.outcome, found.step) == ("trainer", "fault", 3), found.reason
 
 
+def turned(job: Job) -> None:
+    """Turn one label of step 50."""
+    own = job.batch
+
+    def batch(step: int) -> Batch:
+        x, labels = own(step)
+        other = labels.index_fill(0, torch.tensor([0]), (int(labels[0]) + 1) % 3)
+        return (x, other) if step == 50 else (x, labels)
+
+    job.batch = batch
+
+
+@pytest.mark.parametrize("is_withheld", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_state_that_is_withheld_is_not_held_against_noise_in_the_data(
+    is_withheld: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the whole segment what one other label does is less than noise in all data: the state behind it alone shows it."""
+    ordered = Order(SOURCE, {"width": "4", "batch": "96"}, find_policy("fp32"), steps=60, checkpoint_every=60)
+    run = RunDirectory(tmp_path / "run")
+    record(tampered(ordered, turned), run)
+    write_claim(run, SOURCE, claim_path(run))
+    if is_withheld:
+        trainer_says(monkeypatch, "_summary", unable("a disk is gone"), "index", 51)
+    found = dispute(run, claim_path(run), SOURCE, defence=tampered_defence(SOURCE, turned), level="steps")
+
+    assert (found.loser, found.outcome, found.step) == ("trainer", "fault", 50), found.reason
+    said = "the state that it claims after 51 steps is not handed over" if is_withheld else "is not the job's"
+    assert said in found.reason
+
+
 class Opens:
     """A seat whose checkpoints all open."""
+
+    def witness_at(self, index: int) -> None:
+        return None
 
     def find_unopened_checkpoint(self, index: int) -> str | None:
         return None
@@ -120,7 +162,7 @@ def test_a_trainer_that_answers_itself_has_every_state_that_it_claims(
     seats: Any = {"trainer": Opens(), "auditor": Opens()}
     nothing: Any = None
     judge = step_judge.StepJudge(nothing, nothing, nothing, seats, answers_itself=answers)
-    found = judge._find_unopened(party, 1)  # pyright: ignore[reportPrivateUsage]
+    found = judge.find_unopened(party, 1)
     assert found == ("the state that it claims after 1 steps is not handed over" if withheld else None)
 
 
@@ -182,7 +224,14 @@ def missing(entries: dict[str, Entry]) -> None:
     del entries[next(name for name in sorted(entries) if name.startswith("model/"))]
 
 
-@pytest.mark.parametrize("edit", [extra, grids, missing], ids=lambda edit: edit.__name__)
+def gridless(entries: dict[str, Entry]) -> None:
+    own = entries["document/grids"]
+    table = GridTable.decode(bytes(own.data))
+    data = GridTable({place: grid for place, grid in table.sites.items() if place[0] != Kind.LOSS}).encode()
+    entries[own.name] = Entry(own.name, own.dtype, (len(data),), data)
+
+
+@pytest.mark.parametrize("edit", [extra, grids, missing, gridless], ids=lambda edit: edit.__name__)
 def test_a_first_state_that_the_job_cannot_load_is_a_mismatch(
     edit: Callable[[dict[str, Entry]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

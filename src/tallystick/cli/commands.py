@@ -14,6 +14,7 @@ HELP = "Training runs that somebody else can check, on other hardware, to the la
 COMMANDS: Mapping[str, str] = {
     "record": "run.recording",
     "audit": "run.auditing",
+    "check": "run.checking",
     "show": "evidence.inspecting",
     "verify": "evidence.inspecting",
     "prove": "evidence.inspecting",

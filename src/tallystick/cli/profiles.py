@@ -109,7 +109,11 @@ def run_child(
 
 
 def run_aside(
-    arguments: Sequence[str], profile: Profile, environment: Mapping[str, str], folder: Path, seconds: float
+    arguments: Sequence[str],
+    profile: Profile,
+    environment: Mapping[str, str],
+    folder: Path,
+    seconds: float | None = None,
 ) -> int:
     """Return the exit code of a tally command in ``folder``, under ``profile``, whose program may print what it likes.
 
@@ -119,7 +123,7 @@ def run_aside(
     All that is printed, by programs that it starts too, goes to standard error.
 
     Raises:
-        TallyError: it could not be started, or has not ended after so many ``seconds``, when it is killed.
+        TallyError: it could not be started, or has not ended after so many ``seconds``, if any are given, when it is killed.
     """
     try:
         child = subprocess.Popen(

@@ -140,6 +140,17 @@ def copied(entry: Entry) -> Entry:
     return Entry(entry.name, entry.dtype, entry.shape, data.data)
 
 
+def _verify_sites(session: Session) -> None:
+    """Return if every site that the job's tensors and its loss have has a grid; of sites that it has not, logs are asked.
+
+    Raises:
+        InvalidInput: one has none; by name.
+    """
+    for site in session.sites:
+        if (site.kind, site.ordinal) not in session.table.sites:
+            raise InvalidInput(f"state: {site.kind.name.lower()} of {site.name} has no grid")
+
+
 def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
     """Put the session into the state that ``entries`` hold.
 
@@ -170,6 +181,7 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
         raise InvalidInput(f"state: cursor's step must be a whole number, got {step!r}")
     session.step = step
     session.table = GridTable.decode(bytes(take("document/grids").data))
+    _verify_sites(session)
     session.base = GridTable.decode(bytes(take("document/base-grids").data))
     _load_optimizer(session, _document(take("document/optimizer"), "optimizer"))
     scheduler = _document(take("document/scheduler"), "scheduler")

@@ -56,11 +56,13 @@ class ProgramRun:
     Attributes:
         begin: gives its recorder or follower; None to leave it alone.
         progress: called after each step.
+        most: steps after which the program ends, before another; None for as many as it takes.
         attached: what it attached, once it has.
     """
 
     begin: Callable[[], Recorder | Follower] | None = None
     progress: Callable[[Progress], None] | None = None
+    most: int | None = None
     attached: Attached | None = None
 
 
@@ -116,7 +118,7 @@ def attach(
             "attach: this program has attached a model already; a run has one model and one optimizer"
         )
     loop = None if wanted.begin is None else wanted.begin()
-    attached = wanted.attached = Attached(loop, model, optimizer, wanted.progress)
+    attached = wanted.attached = Attached(loop, model, optimizer, wanted)
     if loop is not None:
         attached.listen()  # before the loop does: its own hooks come after these
         try:
@@ -209,9 +211,9 @@ class Attached:
         loop: Recorder | Follower | None,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        progress: Callable[[Progress], None] | None,
+        wanted: ProgramRun,
     ) -> None:
-        self._loop, self._model, self._optimizer, self._progress = loop, model, optimizer, progress
+        self._loop, self._model, self._optimizer, self._wanted = loop, model, optimizer, wanted
         self._step: AbstractContextManager[Any] | None = None
         self._handles: list[Any] = []
         self._compiler = ExitStack()
@@ -304,6 +306,8 @@ class Attached:
         """Begin a step here, unless one is open that the optimizer has not taken."""
         if self._loop is not None and (self._step is None or self._loop.session.has_stepped):
             self._close()
+            if self._loop.session.step == self._wanted.most:
+                raise SystemExit(0)
             if not self._is_over():
                 self._open()
             else:
@@ -426,8 +430,8 @@ class Attached:
             loop.session.tensors.put_back(before)
             return
         step.__exit__(None, None, None)
-        if self._progress is not None and loop.latest is not None:
-            self._progress(loop.latest)
+        if self._wanted.progress is not None and loop.latest is not None:
+            self._wanted.progress(loop.latest)
 
     def _let_go(self) -> None:
         for handle in self._handles:

@@ -180,7 +180,7 @@ class ChainJudge:
         return summarise(state_entries(self.replay.session)).root()
 
     def _rule_on_unopened(self, start: int) -> StepFinding | None:
-        why = self.seat.find_unopened_checkpoint(start)
+        why = self._judge.find_unopened("trainer", start)
         if why is None:
             self.doubts.append(f"the state after {start} steps is not handed over")
             return None

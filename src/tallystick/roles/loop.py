@@ -39,6 +39,8 @@ class Loop(ABC, Generic[Result]):
     Attributes:
         latest: what there is to show of the last finished step.
         has_jitter: whether all its operators have last-bit noise, for trying things out; to be set before ``prepare``.
+        refused: where to note what of model, optimizer and operators no other machine could repeat, for a trial, which goes on
+            all the same; None to end with the first. To be set before ``prepare``.
         phases: seconds by phase.
     """
 
@@ -57,6 +59,7 @@ class Loop(ABC, Generic[Result]):
         self._stood: list[tuple[Place, Tensor]] = []
         self.latest: Progress | None = None
         self.has_jitter = False
+        self.refused: list[str] | None = None
         self._memory = CarriedMemory()
         self.phases = Phases()
 
@@ -148,6 +151,7 @@ class Loop(ABC, Generic[Result]):
             follows_up=follows_up, keeps_gradients=True, smooth=frozenset(smooth),
             jitter=Jitter(20241, fewest=0) if self.has_jitter else None,
         )  # fmt: skip
+        session.arithmetic.findings.refused = self.refused
         session.prepare()
         self._session, self._loss, self._is_resumable = session, loss, resumable
         self._begin_with(session)

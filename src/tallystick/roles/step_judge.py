@@ -7,11 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from tallystick.commit.state import (
-    Entry,
-    HeldState,
-    hold,
-)
+from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.dispute.terms import DisputedPosition, Party, Ruling
 from tallystick.dispute.verdict import LogObjection, Pair, record_claims
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
@@ -286,9 +282,7 @@ class StepJudge:
             return ruling
         judged: list[Party] = ["trainer"] if ruling.loser == "trainer" else list(self.seats)
         states = {party: self.seats[party].witness_at(position.disputed) for party in judged}
-        unopened = {
-            party: self._find_unopened(party, position.disputed) for party in judged if states[party] is None
-        }
+        unopened = {party: self.find_unopened(party, position.disputed) for party in judged}
         ruling, self.outcome = self._confirmed(
             ruling, self.outcome, "state", position.agreed, position=position,
             agreed=self.opened(position.agreed, position.agreed_commitment),
@@ -341,6 +335,9 @@ class StepJudge:
         own, stated = batch_digest(self.replay.job.batch(step)), self.transcript.record(step).batch
         if own == stated:
             return None
+        if (withheld := self.find_unopened("trainer", position.disputed)) is not None:
+            self.by_bytes = True  # how far the data lie apart shows in that state alone
+            return Ruling("trainer", f"step {step}: {withheld}")
         if self._is_data_noise("trainer", position, state):
             self.outcome = CANNOT
             return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('trainer')}")
@@ -367,7 +364,7 @@ class StepJudge:
             more = (self.replay, self.transcript.record(step), frame, state.entries, faults, noisy)
             if not stays and is_loss_farther(*more):
                 stays = [each for each in faults if each.about == "loss"]  # the trainer's
-            fault = [*stays, *faults][0]
+            fault = min([*stays, *faults], key=lambda each: not each.is_evidence)
             if not stays and not self._is_far(party, position, state):
                 self.outcome = "cannot_reproduce"
                 why = f"the judge cannot reproduce what the {party} did: {noisy[0]}"
@@ -456,8 +453,10 @@ class StepJudge:
                 return state
         return None
 
-    def _find_unopened(self, party: Party, index: int) -> str | None:
+    def find_unopened(self, party: Party, index: int) -> str | None:
         """Return what a party cannot open that it committed to, or claims in the dispute it answers itself; None if nothing."""
+        if self.seats[party].witness_at(index) is not None:
+            return None
         problem = self.seats[party].find_unopened_checkpoint(index)
         if problem is None and party == "trainer" and self.answers_itself:
             return f"the state that it claims after {index} steps is not handed over"
@@ -467,7 +466,7 @@ class StepJudge:
         self, party: Party, position: DisputedPosition, repeated: AcceptableStates
     ) -> Deviation | None:
         step, state = position.agreed, self.seats[party].witness_at(position.disputed)
-        if state is None and (problem := self._find_unopened(party, position.disputed)):
+        if (problem := self.find_unopened(party, position.disputed)) is not None:
             return contradiction(step, problem, f"the {party}'s own root")
         if state is None or state.root != position.claims[party]:
             own = f"{repeated.outcome.fingerprint:016x}"

@@ -211,7 +211,8 @@ class Docket:
         found: dict[Party, Value] = {}
         while True:
             now = int(self.clock())
-            self._check_words()
+            if number == len(self.rounds) - 1:  # where it was found when it is ruled on again
+                self._check_words()
             for party in questions:
                 if party in found or party in held.silent:
                     continue

@@ -9,6 +9,8 @@ import pytest
 
 from tallystick.dispute.terms import Ruling
 from tallystick.roles import step_judge
+from tallystick.roles.chain_judge import ChainJudge
+from tallystick.roles.findings import contradiction, other_state
 from tallystick.roles.step_judge import StepFinding, StepJudge
 
 NOBODY, TRAINER = Ruling("none", "nobody misstates it"), Ruling("trainer", "its loss is another")
@@ -51,3 +53,33 @@ def test_a_past_is_held_against_nobody_whose_records_have_another(
     judge.auditors_transcript = records(seen if is_claimed else "another")
     judge.replay = SimpleNamespace(session=None, follow=lambda *_: (SimpleNamespace(fingerprint=7), None))
     assert judge._repeated(SimpleNamespace(entries={}), 0, 2) == held
+
+
+@pytest.mark.parametrize("is_evidence", [True, False])
+def test_what_bytes_show_convicts_though_something_else_is_false_too(
+    monkeypatch: pytest.MonkeyPatch, is_evidence: bool
+) -> None:
+    """And then by bytes: processes of the judge's that make another thing of the job have no say."""
+    first, shown = other_state(3, "own", "another"), contradiction(3, "a disk is gone", "its root")
+    monkeypatch.setattr(step_judge, "find_noisy_sites", lambda *_: [])
+    judge: Any = object.__new__(StepJudge)
+    judge.seats, judge.replay, judge.by_bytes = {"trainer": None}, None, False
+    judge.transcript = SimpleNamespace(record=lambda _: None)
+    judge._faults = lambda *_: [first, shown] if is_evidence else [first]
+    ruling = judge._rule_on_states(SimpleNamespace(agreed=3), SimpleNamespace(entries={}), b"", None)
+    assert ruling == Ruling("trainer", str(shown if is_evidence else first))
+    assert judge.by_bytes == is_evidence
+
+
+@pytest.mark.parametrize("answers_itself", [True, False])
+def test_a_state_within_a_segment_that_is_withheld_ends_the_chain(answers_itself: bool) -> None:
+    """By the fault of a trainer that answers itself, which has it; else it is not known what lies behind it."""
+    seat = SimpleNamespace(
+        witness_at=lambda *_: None, commitment_at=lambda _: bytes(32), find_unopened_checkpoint=lambda _: None
+    )
+    transcript: Any = SimpleNamespace(prove_step=lambda _: "proof")
+    nothing: Any = None
+    judge = ChainJudge(transcript, transcript, nothing, seat, nothing, answers_itself)  # pyright: ignore[reportArgumentType]
+    finding = judge._follow(5, 8)  # pyright: ignore[reportPrivateUsage]
+    assert (finding is not None and finding.ruling.loser == "trainer") == answers_itself
+    assert judge.doubts == ([] if answers_itself else ["the state after 5 steps is not handed over"])

@@ -183,6 +183,23 @@ def test_two_signed_answers_to_one_question_lose_and_both_are_kept(stage: Stage)
     assert kept == ["0000.trainer.answer", "0000.trainer.contradiction"]
 
 
+def test_a_contradiction_ends_the_dispute_in_the_same_round_whenever_it_is_ruled_on(stage: Stage) -> None:
+    """Or the moves and rounds of the ruling would be others, and nothing could be signed again."""
+    for party in PARTIES:
+        stage.put(party)
+    docket = stage.docket()
+    docket.ask(ASKED, read)
+    with pytest.raises(AwaitingError):
+        docket.ask(ASKED, read)
+    stage.put("trainer", stage.encoded("trainer", Answer({"commitment": OTHER.hex()})))
+
+    for _ in range(2):
+        docket = stage.docket()
+        assert docket.ask(ASKED, read) == {"trainer": ROOT, "auditor": ROOT}
+        with pytest.raises(ForfeitError, match="the question of round 0"):
+            docket.ask(ASKED, read)
+
+
 def test_a_second_answer_that_the_party_did_not_sign_changes_nothing(stage: Stage) -> None:
     stage.put("trainer")
     stage.refused()

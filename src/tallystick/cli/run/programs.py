@@ -85,11 +85,13 @@ class Request:
         arguments: the program's, as its first run had them.
         elsewhere: the number of another machine whose clock, host's name, processors and order of folders the program is to see;
             0 for none.
+        trial: steps after which it ends, when it has shown what of it no other machine could repeat; 0 for no trial.
     """
 
     answer: str
     arguments: Sequence[str]
     elsewhere: int = 0
+    trial: int = 0
 
     def encode(self) -> str:
         """Return it as the text of a variable."""
@@ -113,7 +115,7 @@ class Request:
         try:
             yield answer
         except TallyError as problem:
-            answer = {"error": str(problem), "kind": type(problem).__name__}
+            answer |= {"error": str(problem), "kind": type(problem).__name__}
         Path(self.answer).write_text(json.dumps(answer))
         if _LEFT:
             _leave(0)

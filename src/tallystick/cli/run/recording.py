@@ -31,7 +31,6 @@ from tallystick.cli.profiles import rerun_under
 from tallystick.cli.run.calibrating import differences, load_choice
 from tallystick.cli.run.programs import (
     Request,
-    arguments_after,
     file_of,
     refuse_with_program,
     run_program,
@@ -179,7 +178,7 @@ def _record_program(
     if (request := Request.take()) is not None:
         with request.answering() as answered:
             order = _ProgramOrder(policy, seed, checkpoint_every, profile.jitter, resume)
-            _record_attached(command, directory, order, answered)
+            _record_attached(command, directory, order, request, answered)
         return 0  # who asked says what was raised
     workplace, place = Workplace.of(command, file_of(command), [directory.path.absolute()]), directory
     made = load_made_files(directory) if resume else []
@@ -220,26 +219,32 @@ class _ProgramOrder:
 
 
 def _record_attached(
-    command: list[str], directory: RunDirectory, order: _ProgramOrder, answered: dict[str, Any]
+    command: list[str],
+    directory: RunDirectory,
+    order: _ProgramOrder,
+    request: Request,
+    answered: dict[str, Any],
 ) -> None:
     """Record what a program attaches, here, for the process that asked."""
     from tallystick.roles.attached import ARGUMENTS, ProgramRun, arguments_of
     from tallystick.roles.recorder import Recorder
 
-    place, arguments = directory.path.absolute(), arguments_after(command)  # a program may go elsewhere
+    place = directory.path.absolute()  # a program may go elsewhere
 
     def begin() -> Recorder:
         recorder = Recorder(
             place, policy=order.policy, steps=None, seed=order.seed, checkpoint_every=order.checkpoint_every,
-            settings={ARGUMENTS: arguments_of(arguments)}, resume=order.resume,
+            settings={ARGUMENTS: arguments_of([*request.arguments])}, resume=order.resume,
         )  # fmt: skip
         for text in recorder.notices:
             _warn(f"--resume: {text}")
         recorder.has_jitter = order.has_jitter
+        if request.trial:
+            recorder.refused = answered["refused"] = []
         return recorder
 
     with StepDisplay("record") as display, _telling_what_is_kept(directory):
-        attached = run_program(command, ProgramRun(begin, display))
+        attached = run_program(command, ProgramRun(begin, display, most=request.trial or None))
     answered |= {"steps": display.steps, "seconds": attached.phases.seconds}
 
 

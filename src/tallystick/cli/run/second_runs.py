@@ -52,17 +52,17 @@ def run_first(
         KeyboardInterrupt: it was interrupted, and has said so.
         TallyError: what it raised; or its process ended without an answer.
     """
-    with _place_of_answer() as place:
+    with place_of_answer() as place:
         request = Request(place, arguments_after(command))
         code = run_to_its_end(arguments, {ASKED: request.encode()}, quiet=quiet, meanwhile=meanwhile)
-        answer = _answer(request, code)
+        answer = answer_of(request, code)
     if "error" not in answer:
         return answer
     raise getattr(errors, answer["kind"], TallyError)(answer["error"])
 
 
 @contextmanager
-def _place_of_answer() -> Generator[str]:
+def place_of_answer() -> Generator[str]:
     """Give a file for the answer of another process: in memory if it can be, where no program fills the disk or removes it."""
     if not hasattr(os, "memfd_create"):
         with tempfile.TemporaryDirectory() as held:
@@ -75,7 +75,13 @@ def _place_of_answer() -> Generator[str]:
         os.close(descriptor)
 
 
-def _answer(request: Request, code: int) -> dict[str, Any]:
+def answer_of(request: Request, code: int) -> dict[str, Any]:
+    """Return what came of a request whose process has ended with an exit ``code``.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted before it answered.
+        JobFailed: it ended before it answered.
+    """
     try:
         return json.loads(Path(request.answer).read_text())
     except (OSError, ValueError) as problem:
@@ -271,13 +277,13 @@ class SecondRuns:
             "--",
             *copy.command,
         ]
-        with _place_of_answer() as place:
+        with place_of_answer() as place:
             request = Request(place, arguments_after(self.place.command), elsewhere)
             variables = {**copy.variables, **(_other_surroundings(elsewhere) if elsewhere else {})}
             code = run_aside(
                 command, profile, {**variables, ASKED: request.encode()}, copy.path, self._seconds
             )
-            answer = _answer(request, code)
+            answer = answer_of(request, code)
         if "error" in answer:
             raise TallyError(answer["error"])
         report = AuditReport.parse(answer["report"], None)

@@ -136,9 +136,17 @@ class Capture(TorchDispatchMode):
             kwargs = {**kwargs, "dtype": torch.float64}
         if self.widens:
             args, kwargs = widened(func, args, kwargs)
-        if self.jitter is None:
-            return handler(here, func, args, kwargs)
-        return self.jitter.around(func, args, kwargs, lambda args, kwargs: handler(here, func, args, kwargs))
+        try:
+            if self.jitter is None:
+                return handler(here, func, args, kwargs)
+            return self.jitter.around(
+                func, args, kwargs, lambda args, kwargs: handler(here, func, args, kwargs)
+            )
+        except Nondeterminism as problem:
+            if here.findings.refused is None:
+                raise
+            here.findings.refuse(str(problem))
+            return func(*args, **kwargs)
 
 
 @contextmanager

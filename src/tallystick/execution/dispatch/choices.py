@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,46 @@ def _sort(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str,
     return x.gather(dim, index), index
 
 
+def _one_rank(rank_of: Callable[[int, Arguments], int], place_of_dim: int) -> Handler:
+    """Return a handler for an operator that gives the element of one rank, from the smallest, along a dimension."""
+
+    def handle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        x, dim = args[0], argument_at(func, args, kwargs, place_of_dim)
+        values, index = func(*args, **kwargs)
+        if not is_float(x) or x.dim() == 0 or index.numel() == 0 or x.shape[dim] < 2:
+            return values, index
+        keep = values.dim() == x.dim()
+        index = index if keep else index.unsqueeze(dim)
+        index = _decide_rank(here, x, dim, index, rank_of(x.shape[dim], args))
+        values = x.gather(dim, index)
+        return (values, index) if keep else (values.squeeze(dim), index.squeeze(dim))
+
+    return handle
+
+
+def _decide_rank(here: OperatorPass, x: Tensor, dim: int, index: Tensor, rank: int) -> Tensor:
+    """Decide which element has one ``rank`` along ``dim``: it is ambiguous if a neighbour in rank is within the band."""
+    x = x.detach()
+    if not here.context.pending(x.reshape(-1)):
+        return index
+    n = x.shape[dim]
+    rows = x.movedim(dim, -1).reshape(-1, n)
+    ordered = rows.sort(dim=1).values
+    gaps = [
+        (ordered[:, rank] - ordered[:, beside]).abs() for beside in (rank - 1, rank + 1) if 0 <= beside < n
+    ]
+    moved = index.movedim(dim, -1).contiguous()
+    flat = moved.reshape(-1)
+
+    def gap_to(pairs: Tensor) -> Tensor:
+        at, other = pairs[:, 0], pairs[:, 1].clamp(max=n - 1)
+        gap = (rows[at, flat[at]] - rows[at, other]).abs()
+        return torch.where(pairs[:, 1] >= n, math.inf, gap)
+
+    gap = torch.stack(gaps).amin(dim=0)
+    return here.chosen(moved, gap, n, sampled_rms(x.reshape(-1)), gap_to).movedim(-1, dim)
+
+
 def _decide_ranks(here: OperatorPass, x: Tensor, dim: int, index: Tensor, largest: bool) -> Tensor:
     """Decide the first ``k`` ranks along ``dim``: a rank is ambiguous if a neighbour in rank is within the band."""
     x = x.detach()
@@ -222,5 +263,7 @@ CHOICE_HANDLERS: dict[str, Handler] = {
     "aten::argmin": _arg_best(False),
     "aten::topk": _topk,
     "aten::sort": _sort,
+    "aten::median.dim": _one_rank(lambda n, args: (n - 1) // 2, 1),
+    "aten::kthvalue": _one_rank(lambda n, args: args[1] - 1, 2),
 }
 assert frozenset(CHOICE_HANDLERS) == CHOICES

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.boundaries import (
     DTYPES,
     NOWHERE,
@@ -63,11 +64,28 @@ class DecisionContext(Protocol):
 
 @dataclass
 class OperatorFindings:
-    """What a pass over the operators met that people should know by name."""
+    """What a pass over the operators met that people should know by name.
+
+    Attributes:
+        unknown, lifted, read: operators outside the table, casts that became float64, and what reads a number out of a tensor.
+        refused: where to note what no other machine could repeat, in a trial that goes on all the same; None to end with it.
+    """
 
     unknown: set[str] = field(default_factory=set[str])
     lifted: set[str] = field(default_factory=set[str])
     read: set[str] = field(default_factory=set[str])
+    refused: list[str] | None = None
+
+    def refuse(self, text: str) -> None:
+        """Note what cannot be repeated, once.
+
+        Raises:
+            Nondeterminism: this is no trial.
+        """
+        if self.refused is None:
+            raise Nondeterminism(text)
+        if text not in self.refused:
+            self.refused.append(text)
 
 
 @dataclass

@@ -30,6 +30,7 @@ from tallystick.execution.dispatch.rows import ROW_HANDLERS
 from tallystick.execution.dispatch.table import (
     COMPARISONS,
     EXACT,
+    INSTEAD,
     LATTICES,
     LOGICAL,
     RANDOM,
@@ -89,6 +90,10 @@ def _unknown(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[s
         return func(*args, **kwargs)
     if name not in here.smooth and any(map(is_float, tree_leaves((args, kwargs)))):
         here.findings.unknown.add(name)
+        if name in INSTEAD:
+            raise Nondeterminism(
+                f"operator {func}: not in the operator table, as it jumps and has no decision site; instead: {INSTEAD[name]}"
+            )
         raise Nondeterminism(
             f"operator {func}: not in the operator table, so nobody can say whether its output jumps; "
             f'if it and its derivative are continuous, declare it to the Job, to prepare() or to attach(): smooth=("{name}",); '
@@ -345,9 +350,10 @@ def _bernoulli(
 def _refuse_random(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     if argument_named(func, args, kwargs, "dropout_p") == 0.0:
         return func(*args, **kwargs)
+    instead = INSTEAD.get(table_name(func))
     raise Nondeterminism(
         f"operator {func}: draws random numbers that other devices cannot repeat; replaced are dropout, bernoulli, "
-        "rand*, randint, randperm, uniform_ and normal_"
+        "rand*, randint, randperm, uniform_ and normal_" + (f"; instead: {instead}" if instead else "")
     )
 
 

@@ -102,6 +102,8 @@ CHOICES = frozenset(
         "aten::argmin",
         "aten::topk",
         "aten::sort",
+        "aten::median.dim",
+        "aten::kthvalue",
     }
 )
 
@@ -161,7 +163,7 @@ EXACT = frozenset(
     index_select is_coalesced is_same_size isfinite isinf isnan isneginf isposinf le leaky_relu lift
     lift_fresh lift_fresh_copy linspace logical_and logical_not logical_or logical_xor lt masked_fill
     masked_scatter masked_scatter_backward masked_select max max_pool2d_with_indices_backward
-    max_pool3d_with_indices_backward max_unpool2d max_unpool3d maximum min minimum movedim nan_to_num
+    max_pool3d_with_indices_backward max_unpool2d max_unpool3d maximum median min minimum movedim nan_to_num
     narrow narrow_copy native_channel_shuffle ne neg
     new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like permute permute_copy pixel_shuffle
     pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d relu repeat repeat_interleave
@@ -242,6 +244,29 @@ SMOOTH = frozenset(
     xlogy
     """.split()
 )
+
+# Jump or draw, and have no decision site and no portable form: what to write instead.
+INSTEAD: Mapping[str, str] = {
+    f"aten::{name}": remedy
+    for names, remedy in {
+        "cummax cummin": "sort, or take amax of each part",
+        "mode _unique _unique2 unique_dim unique_consecutive": "make whole numbers of them first, by round and long",
+        "nanmedian": "replace what is not a number by where, and take median",
+        "signbit copysign heaviside angle": "write it with where and a comparison",
+        "multi_margin_loss multilabel_margin_loss_forward": "write it with relu",
+        "renorm embedding_renorm_": "divide by the norm, clamped, in the forward pass",
+        "linalg_qr geqrf _linalg_svd _linalg_eigh linalg_eig _linalg_eigvals linalg_lu linalg_lu_factor_ex": (
+            "its signs, order or pivots are each library's own: linalg.cholesky and linalg.solve have none"
+        ),
+        "rrelu_with_noise rrelu_with_noise_backward rrelu_with_noise_functional": (
+            "leaky_relu, or slopes drawn by uniform_"
+        ),
+        "multinomial": "argmax of the logits minus log(-log(rand))",
+        "exponential_ geometric_ cauchy_ log_normal_": "its quantile function of rand",
+        "fractional_max_pool2d fractional_max_pool3d": "max_pool",
+    }.items()
+    for name in names.split()
+}
 
 # Write into arguments (running statistics) without saying so: only their first input may be disturbed.
 STATEFUL = frozenset(

@@ -29,7 +29,7 @@ from tallystick.execution.rounding.leaves import LeafSites
 from tallystick.execution.session.arithmetic import Arithmetic
 from tallystick.execution.session.hooks import Hook
 from tallystick.execution.session.parameters import TrainedParameters
-from tallystick.execution.session.setup import refuse_what_cannot_repeat
+from tallystick.execution.session.setup import find_unrepeatable
 from tallystick.execution.session.sites import SiteSpec, list_sites
 from tallystick.execution.session.state import FloatingState
 from tallystick.execution.session.step import OpenStep, Prepared, StepListeners
@@ -127,7 +127,8 @@ class Session:
             Nondeterminism: an optimizer, scheduler or tensor that cannot be repeated elsewhere, by name.
             InvalidInput: a model of the wrong dtype, or parameters that the optimizer and the model do not share.
         """
-        refuse_what_cannot_repeat(self.model, self.optimizer, self.scheduler)
+        for text in find_unrepeatable(self.model, self.optimizer, self.scheduler):
+            self.arithmetic.findings.refuse(text)
         self.arithmetic = self.arithmetic.chosen_for(self.optimizer)
         self.tensors = ModelTensors(self.model, self.extra)
         self.tensors.convert(self.arithmetic)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-
-from tallystick.errors import Nondeterminism
 
 REFUSED_OPTIMIZERS = {
     "LBFGS": "it calls its closure several times a step and branches on the loss; take one that steps once, as Adam",
@@ -19,41 +18,35 @@ REFUSED_SCHEDULERS = {
 }
 
 
-def refuse_what_cannot_repeat(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-    """Return if model, optimizer and scheduler are of kinds that other machines can repeat.
-
-    Raises:
-        Nondeterminism: one is not; by name.
-    """
+def find_unrepeatable(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[str]:
+    """Give why other machines cannot repeat model, optimizer and scheduler, each by name and with what to do instead."""
     for what, thing, refused in (
         ("optimizer", optimizer, REFUSED_OPTIMIZERS),
         ("scheduler", scheduler, REFUSED_SCHEDULERS),
     ):
         for kind in (base.__name__ for base in type(thing).__mro__):
             if kind in refused:
-                raise Nondeterminism(f"{what} {kind}: {refused[kind]}")
+                yield f"{what} {kind}: {refused[kind]}"
     for name, value in vars(optimizer).items():
         held = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.optim.Optimizer)), None)
         if held is not None:
-            raise Nondeterminism(
+            yield (
                 f"optimizer {type(optimizer).__name__}: holds another one, a {type(held).__name__}, as {name}; "
                 "give that one, with its parameters in groups"
             )
     for index, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             if isinstance(value, Tensor):
-                raise Nondeterminism(f"optimizer group {index}: {name} is a tensor; give a plain number")
+                yield f"optimizer group {index}: {name} is a tensor; give a plain number"
         if group.get("capturable"):
-            raise Nondeterminism(
+            yield (
                 f"optimizer group {index}: capturable optimizers keep their counters on the device; switch it off"
             )
         if group.get("differentiable"):
-            raise Nondeterminism(
+            yield (
                 f"optimizer group {index}: differentiable is {group['differentiable']}, False is needed: what is trained is "
                 "rounded in place, which has no derivative; leave it out"
             )
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            raise Nondeterminism(
-                f"module {name or 'model'} is compiled; leave torch.compile out where tally records"
-            )
+            yield f"module {name or 'model'} is compiled; leave torch.compile out where tally records"

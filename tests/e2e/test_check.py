@@ -1,0 +1,86 @@
+"""``tally check``: what of a script is refused, all at once and before anything is recorded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallystick.cli.main import main
+
+Check = Callable[..., tuple[int, dict[str, Any]]]
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the programs, in which tally is called."""
+    place = tmp_path / "work"
+    place.mkdir()
+    for name in ("spirals.py", "refused.py", "counted.py"):
+        shutil.copy(PROGRAMS / name, place / name)
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def check(capfd: pytest.CaptureFixture[str]) -> Check:
+    """The exit code and the answer of ``tally check``."""
+
+    def checked(*arguments: object) -> tuple[int, dict[str, Any]]:
+        code = main(["check", "--json", *map(str, arguments)])
+        return code, json.loads(capfd.readouterr().out)
+
+    return checked
+
+
+def test_a_script_that_can_be_recorded_is_followed_elsewhere_and_leaves_nothing(
+    folder: Path, check: Check
+) -> None:
+    before = sorted(folder.iterdir())
+    code, found = check("--steps", 2, "--", "python", "spirals.py")
+    assert (code, found["verdict"], found["refused"]) == (0, "match", [])
+    assert (found["steps_recorded"], found["steps_followed"], found["profile"]) == (3, 2, "sse4")
+    assert sorted(folder.iterdir()) == before
+
+
+def test_everything_that_is_refused_is_named_once_and_with_what_to_do(
+    folder: Path, check: Check, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, found = check("--", "python", "refused.py")
+    assert (code, found["verdict"], found["ended"]) == (3, None, False)
+    named = ("ReduceLROnPlateau", "rrelu_with_noise.default", "cummax", "rrelu_with_noise_backward")
+    assert len(found["refused"]) == len(named), found["refused"]
+    for text, name in zip(found["refused"], named, strict=True):
+        assert name in text
+        assert "; take" in text or "; instead: " in text
+    # The control: a recording ends with the first.
+    assert main(["record", "--policy", "fp32", "--run", "run", "--", "python", "refused.py"]) == 3
+    ended = capfd.readouterr().err
+    assert named[0] in ended and named[1] not in ended
+
+
+def test_what_is_not_the_same_twice_is_no_match(folder: Path, tmp_path: Path, check: Check) -> None:
+    code, found = check("--", "python", "counted.py", tmp_path / "counter")
+    assert (code, found["verdict"], found["refused"]) == (3, "mismatch", [])
+    assert found["why"].startswith("step 0: batch digest is ")
+
+
+def test_what_ends_the_trial_is_said_to(folder: Path, tmp_path: Path, check: Check) -> None:
+    code, found = check("--", "python", "counted.py", tmp_path / "counter", "--tensor")
+    assert (code, found["ended"], found["steps_recorded"]) == (3, True, 0)
+    assert ["is a tensor" in found["refused"][0], "cannot be committed" in found["refused"][1]] == [True] * 2
+
+
+def test_what_is_no_program_or_attaches_nothing_is_a_wrong_argument(folder: Path, check: Check) -> None:
+    code, found = check("digits")
+    assert code == 2
+    assert "a job is tried out by tally record digits --steps 3" in found["error"]
+    Path("empty.py").write_text("")
+    code, found = check("--", "python", "empty.py")
+    assert code == 2
+    assert "ended without tallystick.attach" in found["error"]
