@@ -231,7 +231,12 @@ def gridless(entries: dict[str, Entry]) -> None:
     entries[own.name] = Entry(own.name, own.dtype, (len(data),), data)
 
 
-@pytest.mark.parametrize("edit", [extra, grids, missing, gridless], ids=lambda edit: edit.__name__)
+def folded(entries: dict[str, Entry]) -> None:
+    own = entries["document/cursor"]
+    entries[own.name] = Entry(own.name, own.dtype, (1, len(own.data)), own.data)
+
+
+@pytest.mark.parametrize("edit", [extra, grids, missing, gridless, folded], ids=lambda edit: edit.__name__)
 def test_a_first_state_that_the_job_cannot_load_is_a_mismatch(
     edit: Callable[[dict[str, Entry]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

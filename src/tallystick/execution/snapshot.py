@@ -148,7 +148,7 @@ def _verify_sites(session: Session) -> None:
     """
     for site in session.sites:
         if (site.kind, site.ordinal) not in session.table.sites:
-            raise InvalidInput(f"state: {site.kind.name.lower()} of {site.name} has no grid")
+            raise InvalidInput(f"state: {session.site_name((site.kind, site.ordinal))} has no grid")
 
 
 def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
@@ -163,7 +163,11 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
     def take(name: str) -> Entry:
         if name not in left:
             raise InvalidInput(f"state: entry {name} is missing")
-        return left.pop(name)
+        entry = left.pop(name)
+        form, bare = (entry.dtype, entry.shape), ("U8", (len(entry.data),))
+        if name.startswith("document/") and form != bare:
+            raise InvalidInput(f"state: entry {name} is {form}, a document's bytes are {bare}")
+        return entry
 
     with torch.no_grad():
         for prefix, module in session.tensors.modules:

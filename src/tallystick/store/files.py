@@ -20,6 +20,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -52,6 +53,7 @@ from tallystick.store.tensor_files import load_state_file, write_state
 from tallystick.store.unlinked import verify_unlinked
 
 FRAME_TAG = "tallystick/log-frame/1"
+SCHEME = re.compile(r"[a-z][a-z0-9.+-]+:")  # of an address, as ``s3://bucket/run``, in a path
 
 
 def frame_digest(frame: bytes) -> str:
@@ -244,8 +246,12 @@ class RunDirectory:
 
         Raises:
             StoreError: it holds something, or cannot be made.
-            InvalidInput: what would be written there is a link, a pipe or a device.
+            InvalidInput: what would be written there is a link, a pipe or a device; or the path is an address.
         """
+        if any(map(SCHEME.fullmatch, self.path.parts)):
+            raise InvalidInput(
+                f"{self.path}: is an address; a run is recorded into a directory of this machine"
+            )
         with storing(f"{self.path}: cannot be created"):
             if self.path.is_dir():
                 verify_unlinked(self.path)

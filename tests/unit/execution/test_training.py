@@ -25,7 +25,7 @@ RUNS: dict[str, dict[str, str]] = {
         f"optimizer {name}": {"model": "plain", "optimizer": name}
         for name in (
             "sgd sgd-decay momentum dampened nesterov adam adam-single adam-fused amsgrad adamw adamax rmsprop "
-            "rmsprop-centered rmsprop-momentum adagrad adagrad-decay adadelta nadam radam"
+            "rmsprop-centered rmsprop-momentum adagrad adagrad-decay adadelta nadam radam adafactor muon"
         ).split()
     },
     **{

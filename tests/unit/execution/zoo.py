@@ -236,6 +236,8 @@ OPTIMIZERS: Mapping[str, Callable[[Parameters], torch.optim.Optimizer]] = {
     "adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.05),
+    "muon": lambda p: torch.optim.Muon([each for each in p if each.dim() == 2], lr=0.02),
     "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1),
     "sparse-adam": lambda p: torch.optim.SparseAdam(p, lr=0.01),
     "capturable": lambda p: torch.optim.Adam(p, lr=0.01, capturable=True),

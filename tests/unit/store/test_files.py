@@ -145,6 +145,13 @@ def test_checkpoints_are_safetensors_files_that_others_can_read(tmp_path: Path) 
         assert file.get_tensor("model/empty").shape == (0, 4)
 
 
+@pytest.mark.parametrize("path", ["s3://bucket/run", "/work/gs://bucket/run", "file:///tmp/run"])
+def test_an_address_is_no_directory(path: str) -> None:
+    """Its scheme would be a folder's name."""
+    with pytest.raises(InvalidInput, match="is an address; a run is recorded into a directory"):
+        RunDirectory(Path(path)).create()
+
+
 def test_a_directory_that_holds_a_file_is_left_alone(tmp_path: Path) -> None:
     mine = tmp_path / "deep" / "mine.txt"
     mine.parent.mkdir()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.execution.noise.measured import LEAST_TENSOR
-from tallystick.execution.session.arithmetic import default_dtype
+from tallystick.execution.session.arithmetic import stepping_in_float64
 from tallystick.execution.session.parameters import copy_what_is_its_own, without_state
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.rounding import round_recorded
@@ -377,9 +377,10 @@ class OwnPath:
     def step(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Take the steps of the gradients noted since the last, after the run's optimizer took its own on ``parameters``."""
         noted = {ordinal: own for ordinal, own in self.tensors.items() if own.p.grad is not None}
-        with default_dtype(torch.float64), torch.no_grad():
+        with torch.no_grad():
             for optimizer in {id(own.optimizer): own.optimizer for own in noted.values()}.values():
-                self._attempt(optimizer, optimizer.step)
+                with stepping_in_float64(optimizer):
+                    self._attempt(optimizer, optimizer.step)
             for ordinal, own in noted.items():
                 p = parameters[ordinal][1]
                 own.end_step(p, is_general=self.is_general)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
+from tallystick.execution.dispatch.operator_noise import SIXTEEN_BIT
 from tallystick.execution.portable_optimizers import why_not_portable
 from tallystick.numerics.policy import Policy
+
+CASTS = frozenset({"bfloat16", "float16", "half"})
 
 
 @dataclass(frozen=True)
@@ -68,13 +76,42 @@ class Arithmetic:
         return torch.autocast(device, self.precision, enabled=enabled)
 
     @contextmanager
-    def in_optimizer(self) -> Generator[None]:
-        """Inside, new floating tensors are float64, and operators have the noise that there is."""
+    def in_optimizer(self, optimizer: torch.optim.Optimizer) -> Generator[None]:
+        """Inside, as in ``stepping_in_float64``, and operators have the noise that there is."""
         with ExitStack() as stack:
-            stack.enter_context(default_dtype(torch.float64))
+            stack.enter_context(stepping_in_float64(optimizer))
             if self.jitter is not None:
                 stack.enter_context(JitterMode(self.jitter))
             yield
+
+
+class _LiftedCasts(TorchDispatchMode):
+    """Have casts to 16 bits leave float64 as it is."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func``."""
+        kwargs = kwargs or {}
+        if kwargs.get("dtype") in SIXTEEN_BIT and isinstance(args[0], Tensor):
+            kwargs = {**kwargs, "dtype": torch.promote_types(args[0].dtype, kwargs["dtype"])}
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def stepping_in_float64(optimizer: torch.optim.Optimizer) -> Generator[None]:
+    """Inside, new floating tensors are float64, and what ``optimizer`` casts to 16 bits stays so.
+
+    Such a cast jumps, and has no site.
+    """
+    with default_dtype(torch.float64), _LiftedCasts() if _casts_down(type(optimizer)) else nullcontext():
+        yield
+
+
+@cache
+def _casts_down(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether the module of an optimizer's step casts to 16 bits, as Muon's does."""
+    step = inspect.unwrap(kind.step)
+    around = [each for each in step.__globals__.values() if inspect.isfunction(each)]
+    return any(CASTS.intersection(inspect.unwrap(each).__code__.co_names) for each in (step, *around))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tallystick.errors import InvalidInput, Nondeterminism, TallyError
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
-from tallystick.execution.session.arithmetic import default_dtype
+from tallystick.execution.session.arithmetic import stepping_in_float64
 
 OF_A_SCALER = ("grad_scale", "found_inf")  # what a gradient scaler leaves on an optimizer for its next step
 NOT_ITS_OWN = ("defaults", "param_groups", "state", *OF_A_SCALER)
@@ -143,7 +143,7 @@ class TrainedParameters:
             with ExitStack() as stack:
                 if jitter is not None and number == steps - 1:
                     stack.enter_context(JitterMode(jitter))
-                stack.enter_context(default_dtype(torch.float64))
+                stack.enter_context(stepping_in_float64(clone))
                 with _naming(clone):
                     clone.step()
         _verify_kept(clone, before)

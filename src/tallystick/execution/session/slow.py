@@ -84,7 +84,7 @@ class SlowTensors:
             for tensor, _ in slow.values():
                 tensor.data = tensor.data.double()
         try:
-            with self.arithmetic.in_optimizer():
+            with self.arithmetic.in_optimizer(self.trained.optimizer):
                 yield
             for name, p, narrow in trained:
                 if not torch.equal(p.data, narrow.double()):

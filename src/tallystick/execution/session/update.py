@@ -108,7 +108,7 @@ class OptimizerUpdate:
     def begin(self) -> None:
         """Do a portable optimizer's step; for another be where its own runs, until ``leave``."""
         if not self.arithmetic.is_portable:
-            self._inside.enter_context(self.arithmetic.in_optimizer())
+            self._inside.enter_context(self.arithmetic.in_optimizer(self.trained.optimizer))
             return
         observer, names = self.rounding.observer, {id(p): name for name, p in self.trained.named}
         with torch.no_grad():
