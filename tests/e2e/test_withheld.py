@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,13 +25,14 @@ from tallystick.execution.session import session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
+from tallystick.roles import judge as roles_judge
 from tallystick.roles import step_judge
 from tallystick.roles.auditor import audit
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.panel import Panel
 from tallystick.roles.parties import Respondent
-from tallystick.roles.referee import DisputeResult
+from tallystick.roles.referee import DisputeResult, Referee
 from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import Transcript
@@ -134,6 +136,7 @@ def test_a_state_that_is_withheld_is_not_held_against_noise_in_the_data(
     run = RunDirectory(tmp_path / "run")
     record(tampered(ordered, turned), run)
     write_claim(run, SOURCE, claim_path(run))
+    monkeypatch.setattr(roles_judge, "Referee", functools.partial(Referee, apart=True))
     if is_withheld:
         trainer_says(monkeypatch, "_summary", unable("a disk is gone"), "index", 51)
     found = dispute(run, claim_path(run), SOURCE, defence=tampered_defence(SOURCE, turned), level="steps")

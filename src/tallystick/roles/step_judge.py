@@ -46,7 +46,8 @@ class StepJudge:
 
     ``seats`` are of those who are judged. With a ``panel`` it asks that before it convicts anybody, but on bytes alone
     (``by_bytes``, of the last ruling).
-    ``answers_itself`` is whether the trainer plays its own part: then it has every state that it claims.
+    ``answers_itself`` is whether the trainer plays its own part: then it has every state that it claims. ``apart`` is whether it
+    does so on a machine of its own: then it has them whatever this one makes of its data.
     """
 
     transcript: Transcript
@@ -55,6 +56,7 @@ class StepJudge:
     seats: Mapping[Party, StepParty]
     panel: Panel | None = None
     answers_itself: bool = False
+    apart: bool = False
     outcome: str = "fault"
     step: int | None = None
     by_bytes: bool = False
@@ -335,7 +337,7 @@ class StepJudge:
         own, stated = batch_digest(self.replay.job.batch(step)), self.transcript.record(step).batch
         if own == stated:
             return None
-        if (withheld := self.find_unopened("trainer", position.disputed)) is not None:
+        if self.apart and (withheld := self.find_unopened("trainer", position.disputed)) is not None:
             self.by_bytes = True  # how far the data lie apart shows in that state alone
             return Ruling("trainer", f"step {step}: {withheld}")
         if self._is_data_noise("trainer", position, state):

@@ -24,6 +24,7 @@ from tallystick.execution.snapshot import (
     state_tensors,
 )
 from tallystick.execution.step import batch_bytes, batch_digest, run_step
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.policy import POLICIES, find_policy
 from tallystick.roles.trainer import open_session
 
@@ -36,6 +37,12 @@ SCHEDULERS = "none lambda cosine onecycle step multistep exponential sequential"
 def entries_of(session: Session) -> dict[str, Entry]:
     """A copy of a session's state that later steps do not touch."""
     return {entry.name: replace(entry, data=bytes(entry.data)) for entry in state_entries(session)}
+
+
+def gridded(session: Session) -> Session:
+    """The session with a grid for each of its sites, as if noise had been measured."""
+    session.table = GridTable({(site.kind, site.ordinal): SiteGrid(24, -30, -149) for site in session.sites})
+    return session
 
 
 def go_on(session: Session, job: Job, frames: list[bytes]) -> None:
@@ -358,11 +365,23 @@ def test_a_state_that_does_not_fit_is_refused_with_the_reason(
 def test_a_state_without_any_optimizer_tensor_is_one_before_the_first_step(
     policy: str, zoo: Any, open_job: Any, state_root: Any
 ) -> None:
-    session = open_job(zoo.build({"optimizer": "adam"}), POLICIES[policy])
+    session = gridded(open_job(zoo.build({"optimizer": "adam"}), POLICIES[policy]))
     before = entries_of(session)
     assert not [name for name in before if name.startswith("optimizer/")]
     load_state(session, before)
-    assert state_root(session) == state_root(open_job(zoo.build({"optimizer": "adam"}), POLICIES[policy]))
+    assert state_root(session) == state_root(
+        gridded(open_job(zoo.build({"optimizer": "adam"}), POLICIES[policy]))
+    )
+
+
+def test_a_state_without_the_grid_of_a_site_is_none_of_the_jobs(zoo: Any, open_job: Any) -> None:
+    session = gridded(open_job(zoo.build({"model": "plain"}), POLICIES["fp32"]))
+    table = session.table
+    load_state(session, entries_of(session))
+    for place in table.sites:
+        session.table = GridTable({at: grid for at, grid in table.sites.items() if at != place})
+        with pytest.raises(InvalidInput, match=re.escape(f"state: {session.site_name(place)} has no grid")):
+            load_state(session, entries_of(session))
 
 
 def test_an_optimizer_value_that_cannot_be_committed_is_refused(zoo: Any, open_job: Any) -> None:
@@ -423,7 +442,7 @@ def test_what_a_stated_state_left_behind_makes_no_other_state_unfit() -> None:
     job = Job(
         model, optimizer, lambda step: torch.ones(1, 2), lambda net, x: net(x).sum(), 2, scheduler=scheduler
     )
-    session = open_session(job, find_policy("fp32"), 0)
+    session = gridded(open_session(job, find_policy("fp32"), 0))
     own = copied_state(session)
 
     def stated(name: str, old: bytes, new: bytes) -> dict[str, Entry]:
