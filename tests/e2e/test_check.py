@@ -67,6 +67,7 @@ def test_everything_that_is_refused_is_named_once_and_with_what_to_do(
 def test_what_is_not_the_same_twice_is_no_match(folder: Path, tmp_path: Path, check: Check) -> None:
     code, found = check("--", "python", "counted.py", tmp_path / "counter")
     assert (code, found["verdict"], found["refused"]) == (3, "mismatch", [])
+    assert found["verdict_here"] == "mismatch"
     assert found["why"].startswith("step 0: batch digest is ")
 
 
@@ -83,4 +84,4 @@ def test_what_is_no_program_or_attaches_nothing_is_a_wrong_argument(folder: Path
     Path("empty.py").write_text("")
     code, found = check("--", "python", "empty.py")
     assert code == 2
-    assert "ended without tallystick.attach" in found["error"]
+    assert found["error"].startswith("empty.py: ended without tallystick.attach")

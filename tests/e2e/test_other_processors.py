@@ -156,7 +156,7 @@ def test_data_that_differ_by_an_ulp_are_not_reproduced_and_accuse_nobody(
     report = audit(run, elsewhere)
     assert report.verdict == "cannot_reproduce"
     assert report.first is not None
-    assert "commit the batch's bytes" in report.first.own
+    assert "read its numbers from a file" in report.first.own
     claim = RunDirectory(tmp_path / "claim")
     write_claim(run, elsewhere, claim)
     for source in (turning, elsewhere):

@@ -41,7 +41,10 @@ JOBS_ERRORS = (
     ArithmeticError, AssertionError, InvalidInput, JobFailed, LookupError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 """What a job's own code may raise where its numbers are not what it takes them to be; nothing is then known of noise."""
-REMEDY = "commit the batch's bytes (read its numbers from a file), or use integers that come of integers"
+REMEDY = (
+    "read its numbers from a file, or let numpy draw and round them: what a script draws by torch.randn, sines and "
+    "interpolation have other last bits on other processors"
+)
 DATA_NOISE_REASON = (
     f"the {{}}'s data differ from the judge's by no more than floating noise explains; {REMEDY}"
 )

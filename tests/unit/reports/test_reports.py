@@ -260,7 +260,7 @@ WRONG = Report(
         (Beginning(1000, 0), None),
         (
             Beginning(1000, 20),
-            "20 of 1,000 trained parameters are not those that the job builds here",
+            "20 of 1,000 trained parameters begin with other bits than this machine draws",
         ),
         (Beginning(5, 0, ("a", "b", "c", "d")), "a, b, c, .. differ from them in their last bits"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.profiles import run_aside
 from tallystick.cli.run.programs import ASKED, Request, arguments_after, file_of
 from tallystick.cli.run.second_runs import answer_of, place_of_answer
-from tallystick.cli.run.workplace import Copy, Workplace
+from tallystick.cli.run.workplace import Workplace
 from tallystick.cli.terminal import answer, say
 from tallystick.errors import InvalidInput, JobFailed
 from tallystick.execution.determinism import Profile, parse_profile
@@ -23,6 +24,11 @@ from tallystick.reports.layout import BAD, GOOD, DonePage, Row
 if TYPE_CHECKING:
     from tallystick.roles.audit_report import AuditReport
 
+REPEATED_HERE = "it is repeated under this machine's own arithmetic: the last bits of what is computed beside the steps matter"
+NOT_REPEATED_HERE = (
+    "it is not repeated under this machine's own arithmetic either: it hangs on what is around it (a clock, a file of its own, "
+    "numbers without a seed)"
+)
 ANOTHER = 3  # exit code: what it is cannot be recorded, or is not repeated
 
 Script = Annotated[list[str], argument("-- python FILE ...", "The program, with its arguments.")]
@@ -63,6 +69,8 @@ def check(
         with tempfile.TemporaryDirectory(prefix="tally-") as place:
             trial.record(Path(place, "run"))
             report = None if trial.refused else trial.follow(Path(place, "run"), profile)
+            if report is not None and _verdict_of(report) != "match":
+                trial.here = _verdict_of(trial.follow(Path(place, "run"), Profile()))
     except KeyboardInterrupt:
         say("interrupted: nothing is left of the trial")
         return 130
@@ -83,6 +91,7 @@ class _Trial:
         steps: that were recorded.
         refused: what is refused of it.
         has_ended: whether the last of that ended the trial, so that nobody has seen what comes behind it.
+        here: what following it under this machine's own arithmetic comes to, if another one does not repeat it.
     """
 
     place: Workplace
@@ -92,6 +101,7 @@ class _Trial:
     steps: int = 0
     refused: list[str] = field(default_factory=list[str])
     has_ended: bool = False
+    here: str | None = None
 
     def record(self, run: Path) -> None:
         """Record one step more than are to be followed, and note what is refused.
@@ -128,12 +138,12 @@ class _Trial:
     def _run(self, arguments: list[str], profile: Profile, trial: int = 0) -> dict[str, Any]:
         with self.place.anew() as copy, place_of_answer() as answered:
             request = Request(answered, arguments_after(self.command), trial=trial)
-            code = self._run_in(copy, arguments, profile, request)
-            return answer_of(request, code)
-
-    def _run_in(self, copy: Copy, arguments: list[str], profile: Profile, request: Request) -> int:
-        variables = {**copy.variables, ASKED: request.encode()}
-        return run_aside([*arguments, "--", *copy.command], profile, variables, copy.path)
+            variables = {**copy.variables, ASKED: request.encode()}
+            code = run_aside([*arguments, "--", *copy.command], profile, variables, copy.path)
+            found = answer_of(request, code)
+            if "error" in found:  # without where the copy was
+                found["error"] = found["error"].replace(f"{copy.path}{os.sep}", "")
+            return found
 
     def page(self, report: AuditReport | str | None, profile: Profile) -> DonePage:
         """Return what came of it."""
@@ -142,12 +152,12 @@ class _Trial:
         why = report if isinstance(report, str) else None
         if first is not None:
             why = f"step {first.step}: {first.subject} is {first.own}, was {first.stated}"
-        verdict = "cannot_reproduce" if isinstance(report, str) else None if found is None else found.verdict
-        is_good = verdict in ("match", "not_accepted")
+        verdict = None if report is None else _verdict_of(report)
         followed = 0 if found is None else found.steps
         values: dict[str, object] = {
             "program": program, "policy": self.policy, "steps_recorded": self.steps, "refused": self.refused,
             "ended": self.has_ended, "profile": str(profile), "verdict": verdict, "steps_followed": followed, "why": why,
+            "verdict_here": self.here,
         }  # fmt: skip
         rows: list[Row] = [("program", program), ("policy", self.policy), ("recorded", f"{self.steps} steps")]
         rows += [(f"refused {number}", text) for number, text in enumerate(self.refused, start=1)]
@@ -156,11 +166,16 @@ class _Trial:
         if self.refused:
             return DonePage(_counted_refusals(len(self.refused)), values, rows, BAD)
         rows.append(("followed", f"{followed} steps under {profile}: {verdict}"))
-        if is_good:
+        if verdict == "match":
             rows.append(("next", f"tally record --policy {self.policy} --run DIR -- {program}"))
             return DonePage("it can be recorded", values, rows)
         rows.append(("why", why or ""))
+        rows.append(("here", REPEATED_HERE if self.here == "match" else NOT_REPEATED_HERE))
         return DonePage("it was not repeated", values, rows, BAD)
+
+
+def _verdict_of(report: AuditReport | str) -> str:
+    return "cannot_reproduce" if isinstance(report, str) else report.verdict
 
 
 def _counted_refusals(count: int) -> str:
