@@ -121,19 +121,19 @@ def test_noise_that_the_policys_factor_lifts_above_a_band_excuses_and_less_does_
     session = order.session(job)
     transcript = RunDirectory(tmp_path / "run").load_transcript()
     measured = calibrate(session, backward_of(session, job), repeats=TO_EXCUSE, seed=session.seed + 1)
+    session.table = measured.table
     entries = {entry.name: entry for entry in state_entries(session)}
     place = next((kind, n) for kind, n in measured.noise if kind == Kind.GRADIENT)
     # 2**(noise - 1) < excuse * relative <= 2**noise
     noise = exponent_above(policy.excuse * measured.noise[place].relative)
 
     def excused(band: int) -> list[str]:
-        session.table = GridTable()
         grids = {
             at: SiteGrid(g.precision, band if at == place else g.band + 6, g.floor, g.dithered, g.scales)
             for at, g in measured.table.sites.items()
             if at[0] != Kind.GRADIENT or at == place
         }
-        changes = GridTable().diff(GridTable(grids))
+        changes = measured.table.diff(GridTable(grids))
         frame = encode_frame(Frame.of({SiteAddress(0, 0, Kind.GRID, 0): changes}))
         found = find_noisy_sites(Replay(job, session), transcript, 0, 0, {0: frame}, entries)
         return [deviation.subject for deviation in found]

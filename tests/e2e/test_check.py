@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the programs, in which tally is called."""
     place = tmp_path / "work"
     place.mkdir()
-    for name in ("spirals.py", "refused.py", "counted.py"):
+    for name in ("spirals.py", "refused.py", "counted.py", "stubborn.py"):
         shutil.copy(PROGRAMS / name, place / name)
     monkeypatch.chdir(place)
     return place
@@ -75,6 +75,12 @@ def test_what_ends_the_trial_is_said_to(folder: Path, tmp_path: Path, check: Che
     code, found = check("--", "python", "counted.py", tmp_path / "counter", "--tensor")
     assert (code, found["ended"], found["steps_recorded"]) == (3, True, 0)
     assert ["is a tensor" in found["refused"][0], "cannot be committed" in found["refused"][1]] == [True] * 2
+
+
+def test_a_script_that_goes_on_whatever_ends_it_is_ended(folder: Path, check: Check) -> None:
+    """Python's name may be left out."""
+    code, found = check("--steps", 2, "stubborn.py")
+    assert (code, found["verdict"], found["steps_recorded"], found["steps_followed"]) == (0, "match", 3, 2)
 
 
 def test_what_is_no_program_or_attaches_nothing_is_a_wrong_argument(folder: Path, check: Check) -> None:

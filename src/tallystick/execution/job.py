@@ -112,11 +112,14 @@ class JobSource:
         """
         self.program.read_anew()
         try:
-            with _blaming(self, "its file", (ImportError,)):
-                build = getattr(_module_of(self), "build", None)
+            build = None
+            if b"build" in self.source or b"import *" in self.source:  # or it is a script, which would train
+                with _blaming(self, "its file", (ImportError,)):
+                    build = getattr(_module_of(self), "build", None)
             if not callable(build):
                 raise InvalidInput(
-                    f"job {self.path}: a job needs a function build(settings) -> Job, found none"
+                    f"job {self.path}: a job needs a function build(settings) -> Job, found none; a training script is given as "
+                    "-- python FILE ARGUMENTS"
                 )
             with portable_draws(seed, "build"), _blaming(self, "build", (ImportError,)):
                 job = build(dict(settings))

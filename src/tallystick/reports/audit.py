@@ -251,8 +251,8 @@ def _beginning(begin: Foreign) -> str:
     if begin["other"].whole():
         others = _few(begin["others"])
         parts.append(
-            f"{begin['other'].text()} of {begin['trained'].text()} trained parameters begin with other bits than this machine draws: they are the trainer's word"
-            + (f" ({others})" if others else "")
+            f"{begin['other'].text()} of {begin['trained'].text()} trained parameters begin with other bits than this machine "
+            "draws: they are the trainer's word" + (f" ({others})" if others else "")
         )
     rounded = _few(begin["rounded"])
     return "; ".join([*parts, *([f"{rounded} differ from them in their last bits"] if rounded else [])])

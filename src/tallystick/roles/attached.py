@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -57,12 +57,14 @@ class ProgramRun:
         begin: gives its recorder or follower; None to leave it alone.
         progress: called after each step.
         most: steps after which the program ends, before another; None for as many as it takes.
+        leave: ends the process, where a program goes on though it was to end.
         attached: what it attached, once it has.
     """
 
     begin: Callable[[], Recorder | Follower] | None = None
     progress: Callable[[Progress], None] | None = None
     most: int | None = None
+    leave: Callable[[Attached], None] | None = None
     attached: Attached | None = None
 
 
@@ -111,7 +113,7 @@ def attach(
     optimizer = getattr(optimizer, "optimizer", optimizer)
     scheduler = getattr(scheduler, "scheduler", scheduler)
     model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
-    _verify_kinds(model, optimizer)
+    _verify_kinds(model, optimizer, {} if extra is None else extra)
     wanted = _WANTED[-1] if _WANTED else _from_environment()
     if wanted.attached is not None and wanted.begin is not None:
         raise ProtocolViolation(
@@ -141,13 +143,19 @@ def attach(
     return attached
 
 
-def _verify_kinds(model: Any, optimizer: Any) -> None:
-    for name, given, is_one, kind in (
-        ("model", model, isinstance(model, nn.Module), "torch.nn.Module"),
-        ("optimizer", optimizer, isinstance(optimizer, torch.optim.Optimizer), "torch.optim.Optimizer"),
+def _verify_kinds(model: Any, optimizer: Any, extra: Any) -> None:
+    for name, given, is_one, wanted in (
+        ("model", model, isinstance(model, nn.Module), "a run has one torch.nn.Module"),
+        (
+            "optimizer",
+            optimizer,
+            isinstance(optimizer, torch.optim.Optimizer),
+            "a run has one torch.optim.Optimizer",
+        ),
+        ("extra", extra, isinstance(extra, Mapping), "give modules by name: extra={'average': module}"),
     ):
         if not is_one:
-            raise InvalidInput(f"attach: {name} is a {type(given).__name__}; a run has one {kind}")
+            raise InvalidInput(f"attach: {name} is a {type(given).__name__}; {wanted}")
 
 
 def _at_exit(end: Callable[[], None]) -> None:
@@ -219,6 +227,7 @@ class Attached:
         self._compiler = ExitStack()
         self._backward: Callable[..., None] | None = None
         self._method: Any = None
+        self._is_to_end = False
 
     @property
     def result(self) -> RunStatement | AuditReport | None:
@@ -307,7 +316,7 @@ class Attached:
         if self._loop is not None and (self._step is None or self._loop.session.has_stepped):
             self._close()
             if self._loop.session.step == self._wanted.most:
-                raise SystemExit(0)
+                self._end_program()
             if not self._is_over():
                 self._open()
             else:
@@ -351,6 +360,13 @@ class Attached:
         self._step, self._backward = step, torch.autograd.backward
         self._listen_to_backward()
 
+    def _end_program(self) -> NoReturn:
+        """End the program; or the process, if it went on the last time."""
+        if self._is_to_end and self._wanted.leave is not None:
+            self._wanted.leave(self)
+        self._is_to_end = True
+        raise SystemExit(0)
+
     def _is_over(self) -> bool:
         """Whether all steps of a run that is followed have been."""
         return isinstance(self._loop, Follower) and self._loop.is_done
@@ -359,7 +375,7 @@ class Attached:
         """Run a closure that the optimizer was given, which it would run first, before gradients are rounded."""
         if isinstance(self._loop, Follower) and self._step is None and self._loop.is_done:
             self._loop.note_more_steps()
-            raise SystemExit(0)  # the rest of the program says nothing of the run
+            self._end_program()  # the rest of it says nothing of the run
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None and self._step is None:
             raise ProtocolViolation(

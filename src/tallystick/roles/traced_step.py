@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tallystick.errors import Nondeterminism
@@ -79,9 +79,12 @@ class CarriedMemory:
         """
         for memory, tensor in trace.outside():
             if memory in self._alive:
+                what = "make it a buffer of the model or of a module in extra"
+                if isinstance(tensor, nn.Parameter):
+                    what = "it is a parameter that another optimizer trains: a run has one model and one optimizer"
                 raise Nondeterminism(
                     f"step {step}: uses a tensor of shape {list(tensor.shape)} that an earlier step computed and that is no part "
-                    "of the state, so that it is rounded nowhere; make it a buffer of the model or of a module in extra"
+                    f"of the state, so that it is rounded nowhere; {what}"
                 )
         self._alive = {
             key: ref for key, ref in self._alive.items() if not ref.expired()

@@ -420,6 +420,7 @@ def test_halfway_between_two_lattice_points_nothing_is_near_either(branches: Any
 JUMPS: dict[str, Callable[[Tensor], Tensor]] = {
     "nanmedian": lambda x: x.nanmedian(dim=0).values,
     "cummax": lambda x: x.cummax(0).values,
+    "renorm": lambda x: x.reshape(2, 4).renorm(2, 0, 0.5),
     "mode": lambda x: x.mode().values,
     "_unique2": lambda x: x * x.detach().unique().numel(),
     "signbit": lambda x: x * torch.signbit(x.detach()),

@@ -273,7 +273,7 @@ def _follow_program(
 ) -> int:
     """Follow what a program attaches, here, for the process that asked."""
     from tallystick.roles.acceptance import Limits
-    from tallystick.roles.attached import ARGUMENTS, ProgramRun, arguments_of
+    from tallystick.roles.attached import ARGUMENTS, Attached, ProgramRun, arguments_of
     from tallystick.roles.audit_report import AuditReport
     from tallystick.roles.follower import Follower
 
@@ -291,15 +291,19 @@ def _follow_program(
         followers.append(follower)
         return follower
 
+    def done(attached: Attached) -> None:
+        report = attached.result
+        assert isinstance(report, AuditReport)
+        answered.update(report=report.document(), moved=followers[-1].moved)
+
     display = StepDisplay("audit")
     try:
         with display:
-            report = run_program(command, ProgramRun(begin, display)).result
+            leave = functools.partial(request.leave_with, answered, done=done)
+            done(run_program(command, ProgramRun(begin, display, leave=leave)))
     except KeyboardInterrupt:
         say(f"interrupted after {display.steps} steps: no verdict; {directory.path} is as it was")
         raise typer.Exit(130) from None
-    assert isinstance(report, AuditReport)
-    answered |= {"report": report.document(), "moved": followers[-1].moved}
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.profiles import run_aside
-from tallystick.cli.run.programs import ASKED, Request, arguments_after, file_of
+from tallystick.cli.run.programs import ASKED, INTERPRETER, Request, arguments_after, file_of
 from tallystick.cli.run.second_runs import answer_of, place_of_answer
 from tallystick.cli.run.workplace import Workplace
 from tallystick.cli.terminal import answer, say
@@ -58,11 +58,12 @@ def check(
     3 something in it is refused, or the steps were not repeated. 130 interrupted.
     """
     find_policy(policy)
-    if len(program) == 1 and not program[0].endswith(".py"):
+    if len(program) == 1 and not program[0].endswith(".py") and not program[0].startswith(INTERPRETER):
         raise InvalidInput(
             f"{program[0]}: check is for programs, given as -- python FILE ARGUMENTS; a job is tried out by "
             f"tally record {program[0]} --steps {steps}"
         )
+    program = ["python", *program] if program[0].endswith(".py") else program
     trial = _Trial(Workplace.of(program, file_of(program)), tuple(program), policy, steps)
     profile = parse_profile(against)
     try:

@@ -9,7 +9,7 @@ import posix
 import sys
 import threading
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +72,10 @@ def _parsed(command: Sequence[str]) -> tuple[bool, str, list[str]]:
             f"{' '.join(command)[:80]}: python needs a FILE or -m MODULE here, and no options of its own"
         )
     if not Path(rest[0]).is_file():
-        raise InvalidInput(f"{rest[0]}: there is no such program")
+        is_folder = Path(rest[0]).is_dir()
+        raise InvalidInput(
+            f"{rest[0]}: {'is a folder, no program' if is_folder else 'there is no such program'}"
+        )
     return False, rest[0], rest[1:]
 
 
@@ -119,6 +122,18 @@ class Request:
         Path(self.answer).write_text(json.dumps(answer))
         if _LEFT:
             _leave(0)
+
+    def leave_with(
+        self, answer: dict[str, Any], attached: Attached, done: Callable[[Attached], None]
+    ) -> NoReturn:
+        """Write the ``answer``, once the run is finished and ``done`` has put it there, and end this process."""
+        try:
+            attached.finish()
+            done(attached)
+        except TallyError as problem:
+            answer |= {"error": str(problem), "kind": type(problem).__name__}
+        Path(self.answer).write_text(json.dumps(answer))
+        _leave(0)
 
 
 def run_program(command: Sequence[str], wanted: ProgramRun) -> Attached:
@@ -205,7 +220,10 @@ def _run(name: str, main: ModuleType, code: CodeType) -> None:
             _leave(_status_of(problem))
         if isinstance(problem, SystemExit):
             if problem.code not in (None, 0):
-                raise JobFailed(f"{name}: ended with exit code {problem.code}") from problem
+                raise JobFailed(
+                    f"{name}: ended with exit code {problem.code}, which leaves a run unfinished; it is to end with 0, or to "
+                    "call run.finish() of run = tallystick.attach(..) before"
+                ) from problem
             return
         if isinstance(problem, TallyError) or not isinstance(problem, Exception):
             raise

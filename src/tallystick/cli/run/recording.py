@@ -48,6 +48,7 @@ from tallystick.store.files import RunDirectory
 
 if TYPE_CHECKING:
     from tallystick.execution.session.session import Session
+    from tallystick.roles.attached import Attached
     from tallystick.roles.run_writer import Phases
     from tallystick.roles.trainer import Order
     from tallystick.run.documents import Specification
@@ -243,9 +244,12 @@ def _record_attached(
             recorder.refused = answered["refused"] = []
         return recorder
 
+    def done(attached: Attached) -> None:
+        answered.update(steps=display.steps, seconds=attached.phases.seconds)
+
     with StepDisplay("record") as display, _telling_what_is_kept(directory):
-        attached = run_program(command, ProgramRun(begin, display, most=request.trial or None))
-    answered |= {"steps": display.steps, "seconds": attached.phases.seconds}
+        leave = functools.partial(request.leave_with, answered, done=done)
+        done(run_program(command, ProgramRun(begin, display, request.trial or None, leave)))
 
 
 def _warn(text: str) -> None:

@@ -254,7 +254,7 @@ INSTEAD: Mapping[str, str] = {
         "nanmedian": "replace what is not a number by where, and take median",
         "signbit copysign heaviside angle": "write it with where and a comparison",
         "multi_margin_loss multilabel_margin_loss_forward": "write it with relu",
-        "renorm embedding_renorm_": "divide by the norm, clamped, in the forward pass",
+        "renorm embedding_renorm": "divide by the norm, clamped, in the forward pass",
         "linalg_qr geqrf _linalg_svd _linalg_eigh linalg_eig _linalg_eigvals linalg_lu linalg_lu_factor_ex": (
             "its signs, order or pivots are each library's own: linalg.cholesky and linalg.solve have none"
         ),
@@ -262,7 +262,7 @@ INSTEAD: Mapping[str, str] = {
             "leaky_relu, or slopes drawn by uniform_"
         ),
         "multinomial": "argmax of the logits minus log(-log(rand))",
-        "exponential_ geometric_ cauchy_ log_normal_": "its quantile function of rand",
+        "exponential geometric cauchy log_normal": "its quantile function of rand",
         "fractional_max_pool2d fractional_max_pool3d": "max_pool",
     }.items()
     for name in names.split()

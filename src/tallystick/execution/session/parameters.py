@@ -90,7 +90,7 @@ class TrainedParameters:
             raise Nondeterminism(
                 f"step {step}: {left} has a gradient from before the step, which nobody could repeat with it; call "
                 "optimizer.zero_grad() after each optimizer.step(), take micro-batches within one step, or give prepare() "
-                "the loss="
+                "the loss=; a second optimizer's, as a GAN has one, is not taken"
             )
 
     def densify_gradients(self) -> None:
