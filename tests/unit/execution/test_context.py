@@ -1523,3 +1523,21 @@ def test_zeros_and_noise_are_heard_on_the_same_grid(policy: Policy) -> None:
     for before in (silent, unseen):
         assert held_grid(policy, Kind.GRADIENT, before, heard, has_outgrown=True) == heard
     assert held_grid(policy, Kind.GRADIENT, seen, heard, has_outgrown=True).floor == seen.floor
+
+
+@pytest.mark.parametrize(("chooses", "scale"), [(True, 3), (False, 1)])
+def test_a_gradients_scale_settles_from_the_one_before_where_grids_are_chosen(
+    chooses: bool, scale: int
+) -> None:
+    """The measured one is that of one pass over the whole batch, and a loop may take it in parts."""
+    before, measured = (
+        SiteGrid(0, -16, -24, True, np.array([exponent], dtype=np.int16)) for exponent in (3, 1)
+    )
+    place = (Kind.GRADIENT, 0)
+    context = RecordingContext(
+        FP32, GridTable({place: before}), GridTable({place: measured}), chooses=chooses
+    )
+    assert context.is_calibrated
+    rms = np.array([1.5])  # whose scale is 1, so that 1, 2 and 3 are wide enough
+    scales = context._scales(Kind.GRADIENT, measured, before, rms)  # pyright: ignore[reportPrivateUsage]
+    assert scales.tolist() == [scale]
