@@ -334,6 +334,11 @@ def test_an_auditor_that_was_not_served_a_state_says_nothing_of_the_segment_behi
     if not is_served:
         run.checkpoint_path(EVERY).write_bytes(own)  # another file than the committed one
     assert isinstance(write_claim(run, source, claim), AuditorClaim)
+    logs = ([record.log for record in side.load_transcript().records] for side in (run, claim))
+    behind = [ours == theirs for ours, theirs in zip(*logs, strict=True)][EVERY : 2 * EVERY]
+    assert (
+        behind == [is_served] * EVERY
+    )  # it claims to have followed no log there that it was not served the state for
     run.checkpoint_path(EVERY).write_bytes(committed)
     found = dispute(run, claim, source, level="steps", defence=honest_defence(source))
     assert found.loser == "trainer", found.reason

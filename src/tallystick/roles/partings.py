@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tallystick.dispute.verdict import LogObjection
 from tallystick.run.transcript import Transcript
 
 
@@ -12,6 +13,12 @@ def find_left(ours: Transcript, theirs: Transcript) -> int:
     """
     pairs = zip(ours.records, theirs.records, strict=False)
     return next((mine.step for mine, other in pairs if mine.log != other.log), ours.num_steps)
+
+
+def find_known(ours: Transcript, theirs: Transcript, objection: LogObjection | None) -> int:
+    """Return up to which step the auditor's states say something: not behind a log that it did not have, or did not follow."""
+    left = find_left(ours, theirs)
+    return min(left, objection.step) if objection is not None and objection.site == "log" else left
 
 
 def find_agreed(ours: Transcript, theirs: Transcript, left: int) -> int:

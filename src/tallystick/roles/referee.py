@@ -34,7 +34,7 @@ from tallystick.roles.initial_state import DOCUMENTS, find_other_setting
 from tallystick.roles.operator_dispute import OperatorDispute, OperatorResult, Signing
 from tallystick.roles.operator_replay import list_base
 from tallystick.roles.panel import Panel
-from tallystick.roles.partings import find_agreed, find_left, find_parting
+from tallystick.roles.partings import find_agreed, find_known, find_parting
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
 from tallystick.roles.seats import Seat, nbytes_of_name, read_claim
@@ -195,10 +195,7 @@ class Referee:
         }
         step_judge = StepJudge(ours, theirs, self.replay, seats, self.panel, self.answers_itself, self.apart)
         # A false state in the middle is disputed too, where both sides end in the same one.
-        # Behind a log that it did not have, or did not follow, the auditor's states say nothing.
-        known = find_left(ours, theirs)
-        if objection is not None and objection.site == "log":
-            known = min(known, objection.step)
+        known = find_known(ours, theirs, objection)
         last = next(
             (
                 i
