@@ -205,7 +205,7 @@ def test_a_job_that_cannot_be_built_is_said_to_be_one(tally, does: str, where: s
     """Code 1 would be an accusation, 70 an error of this program."""
     job, at = tmp_path / "job.py", "" if where == "its file" else "def build(settings):\n    "
     mute = "class Mute(Exception):\n    def __str__(self):\n        return 1 / 0\n"
-    job.write_text(f"import sys\nfrom tallystick.errors import Mismatch\n{mute}\n{at}{does}\n")
+    job.write_text(f"import sys\nfrom tallystick.errors import Mismatch\n{mute}\n{at}{does}  # build\n")
 
     answer = tally("record", job, "--run", tmp_path / "run", "--steps", "2", "--policy", "fp32", "--json")
 

@@ -168,9 +168,17 @@ def test_a_source_without_a_job_is_refused(text: str, reason: str, tmp_path: Pat
         find_source(str(file)).build({})
 
 
+def test_a_source_without_build_is_not_executed(tmp_path: Path) -> None:
+    """It is a training script, given without ``python``: it would train to its end first."""
+    file = tmp_path / "train.py"
+    file.write_text("raise AssertionError")
+    with pytest.raises(InvalidInput, match=r"found none; a training script is given as -- python FILE"):
+        find_source(str(file)).build({})
+
+
 def test_a_source_that_fails_is_not_remembered(tmp_path: Path) -> None:
     file = tmp_path / "job.py"
-    file.write_text("1 // 0")
+    file.write_text("1 // 0  # before build")
     for _ in range(2):
         with pytest.raises(JobFailed, match=r"its file raised ZeroDivisionError: .* \(line 1 of job.py\)"):
             find_source(str(file)).build({})
