@@ -321,7 +321,7 @@ def test_an_import_that_is_not_there_is_an_error_without_a_traceback(tmp_path: P
     job = written(tmp_path, sizes=None)
     with pytest.raises(InvalidInput, match=r"No module named 'shapes.sizes'; its own modules lie beside"):
         find_source(str(job)).build({})
-    (tmp_path / "shapes" / "job.py").write_text("from .net import net\n")
+    (tmp_path / "shapes" / "job.py").write_text("from .net import build\n")
     with pytest.raises(InvalidInput, match=r"by its dotted path, package\.module"):
         find_source(str(tmp_path / "shapes" / "job.py")).build({})
 
