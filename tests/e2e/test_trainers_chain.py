@@ -100,7 +100,7 @@ def test_other_arithmetics_judge_the_trainers_own_steps_without_the_auditor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which has no state there: one site as loud as its band excused that, and so the trainer."""
-    monkeypatch.setattr(StepJudge, "find_unopened", lambda *_: None)  # which would convict by bytes
+    monkeypatch.setattr(StepJudge, "_find_unopened", lambda *_: None)  # which would convict by bytes
     asked: list[PanelQuestion] = []
     monkeypatch.setattr(panel, "find_dissent", lambda question, *_: asked.append(question))
     source, run = cheated(tmp_path, 4, keeps_entry=False)

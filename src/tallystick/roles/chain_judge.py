@@ -44,7 +44,6 @@ class ChainJudge:
     Attributes:
         seat: the trainer's.
         objection: the auditor's to a log.
-        apart: as of a ``StepJudge``.
         doubts: why nothing can be said of a step or of those behind it, in words.
     """
 
@@ -55,14 +54,13 @@ class ChainJudge:
     panel: Panel
     answers_itself: bool
     objection: LogObjection | None = None
-    apart: bool = False
     doubts: list[str] = field(default_factory=list[str])
     _of_noisy_data: int = 0
 
     def __post_init__(self) -> None:
         self._judge = StepJudge(
             self.transcript, self.auditors_transcript, self.replay, {"trainer": self.seat}, self.panel,
-            self.answers_itself, self.apart,
+            self.answers_itself,
         )  # fmt: skip
 
     def find_fault(self, parted: int | None) -> StepFinding | None:
@@ -182,8 +180,7 @@ class ChainJudge:
         return summarise(state_entries(self.replay.session)).root()
 
     def _rule_on_unopened(self, start: int) -> StepFinding | None:
-        asked = self._judge.find_unopened
-        why = asked("trainer", start) if self.apart else self.seat.find_unopened_checkpoint(start)
+        why = self.seat.find_unopened_checkpoint(start)
         if why is None:
             self.doubts.append(f"the state after {start} steps is not handed over")
             return None

@@ -125,7 +125,7 @@ def referee(docket: Docket, source: JobSource) -> DisputeResult:
     try:
         referee = Referee(
             docket, ours, theirs, replay, directories[1].load_objection(), docket.exchange.level,
-            Signing(keys, keys), answers_itself=True, ledger=ledger, panel=panel, apart=True,
+            Signing(keys, keys), answers_itself=True, ledger=ledger, panel=panel, confirms=True,
         )  # fmt: skip
         return _ruled_by(referee, source)
     finally:

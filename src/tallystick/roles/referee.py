@@ -129,8 +129,8 @@ class Referee:
         answers_itself: whether the trainer plays its own part with its own program.
         ledger: what each party spent.
         panel: whom it asks before it convicts on what it computed.
-        apart: whether each party is on a machine of its own, so that a trainer has every state that it claims; and the auditor
-            is asked for its claim once more before a ruling clears the trainer, so that nobody accuses in its name.
+        confirms: whether the auditor is asked for its claim once more before a ruling clears the trainer, so that nobody accuses
+            in its name.
     """
 
     table: QuestionChannel
@@ -143,7 +143,7 @@ class Referee:
     answers_itself: bool
     ledger: Ledger
     panel: Panel
-    apart: bool = False
+    confirms: bool = False
 
     def rule(self) -> DisputeResult:
         """Play the dispute and return the ruling.
@@ -175,7 +175,7 @@ class Referee:
             if result.clears and not is_seen:
                 why = f"step 0: not proven: neither side can open the first state; otherwise: {result.reason}"
                 return DisputeResult("none", 0, 0, {}, why, outcome=NOT_PROVEN, ledger=self.ledger, runs=runs)
-            if self.apart and (result.clears or result.objection is not None):
+            if self.confirms and (result.clears or result.objection is not None):
                 self.seats["auditor"].confirm(self.ours.num_steps)
             return result
         except ForfeitError as forfeit:
@@ -193,7 +193,7 @@ class Referee:
         claims: dict[Party, list[bytes]] = {
             party: [seat.commitment_at(done) for done in checkpoints] for party, seat in seats.items()
         }
-        step_judge = StepJudge(ours, theirs, self.replay, seats, self.panel, self.answers_itself, self.apart)
+        step_judge = StepJudge(ours, theirs, self.replay, seats, self.panel, self.answers_itself)
         # A false state in the middle is disputed too, where both sides end in the same one.
         known = find_known(ours, theirs, objection)
         last = next(
@@ -240,9 +240,8 @@ class Referee:
             return result
         trainer = self.seats["trainer"]
         judge = ChainJudge(
-            self.ours, self.theirs, self.replay, trainer, self.panel, self.answers_itself, self.objection,
-            apart=self.apart,
-        )  # fmt: skip
+            self.ours, self.theirs, self.replay, trainer, self.panel, self.answers_itself, self.objection
+        )
         finding = judge.find_fault(parted)
         if finding is not None:
             ruled = replace(result, record=None, records=None, objection=None, chain=finding.chain)

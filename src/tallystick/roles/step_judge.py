@@ -46,8 +46,7 @@ class StepJudge:
 
     ``seats`` are of those who are judged. With a ``panel`` it asks that before it convicts anybody, but on bytes alone
     (``by_bytes``, of the last ruling).
-    ``answers_itself`` is whether the trainer plays its own part: then it has every state that it claims. ``apart`` is whether it
-    does so on a machine of its own: then it has them whatever this one makes of its data.
+    ``answers_itself`` is whether the trainer plays its own part: then it has every state that it claims.
     """
 
     transcript: Transcript
@@ -56,7 +55,6 @@ class StepJudge:
     seats: Mapping[Party, StepParty]
     panel: Panel | None = None
     answers_itself: bool = False
-    apart: bool = False
     outcome: str = "fault"
     step: int | None = None
     by_bytes: bool = False
@@ -284,7 +282,7 @@ class StepJudge:
             return ruling
         judged: list[Party] = ["trainer"] if ruling.loser == "trainer" else list(self.seats)
         states = {party: self.seats[party].witness_at(position.disputed) for party in judged}
-        unopened = {party: self.find_unopened(party, position.disputed) for party in judged}
+        unopened = {party: self._find_unopened(party, position.disputed) for party in judged}
         ruling, self.outcome = self._confirmed(
             ruling, self.outcome, "state", position.agreed, position=position,
             agreed=self.opened(position.agreed, position.agreed_commitment),
@@ -337,9 +335,6 @@ class StepJudge:
         own, stated = batch_digest(self.replay.job.batch(step)), self.transcript.record(step).batch
         if own == stated:
             return None
-        if self.apart and (withheld := self.find_unopened("trainer", position.disputed)) is not None:
-            self.by_bytes = True  # how far the data lie apart shows in that state alone
-            return Ruling("trainer", f"step {step}: {withheld}")
         if self._is_data_noise("trainer", position, state):
             self.outcome = CANNOT
             return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('trainer')}")
@@ -455,7 +450,7 @@ class StepJudge:
                 return state
         return None
 
-    def find_unopened(self, party: Party, index: int) -> str | None:
+    def _find_unopened(self, party: Party, index: int) -> str | None:
         """Return what a party cannot open that it committed to, or claims in the dispute it answers itself; None if nothing."""
         if self.seats[party].witness_at(index) is not None:
             return None
@@ -468,7 +463,7 @@ class StepJudge:
         self, party: Party, position: DisputedPosition, repeated: AcceptableStates
     ) -> Deviation | None:
         step, state = position.agreed, self.seats[party].witness_at(position.disputed)
-        if (problem := self.find_unopened(party, position.disputed)) is not None:
+        if (problem := self._find_unopened(party, position.disputed)) is not None:
             return contradiction(step, problem, f"the {party}'s own root")
         if state is None or state.root != position.claims[party]:
             own = f"{repeated.outcome.fingerprint:016x}"

@@ -9,7 +9,6 @@ import pytest
 
 from tallystick.dispute.terms import Ruling
 from tallystick.roles import step_judge
-from tallystick.roles.chain_judge import ChainJudge
 from tallystick.roles.findings import contradiction, other_state
 from tallystick.roles.step_judge import StepFinding, StepJudge
 
@@ -69,17 +68,3 @@ def test_what_bytes_show_convicts_though_something_else_is_false_too(
     ruling = judge._rule_on_states(SimpleNamespace(agreed=3), SimpleNamespace(entries={}), b"", None)
     assert ruling == Ruling("trainer", str(shown if is_evidence else first))
     assert judge.by_bytes == is_evidence
-
-
-@pytest.mark.parametrize("apart", [True, False])
-def test_a_state_within_a_segment_that_is_withheld_ends_the_chain(apart: bool) -> None:
-    """By the fault of a trainer on a machine of its own, which has it; else it is not known what lies behind it."""
-    seat = SimpleNamespace(
-        witness_at=lambda *_: None, commitment_at=lambda _: bytes(32), find_unopened_checkpoint=lambda _: None
-    )
-    transcript: Any = SimpleNamespace(prove_step=lambda _: "proof")
-    nothing: Any = None
-    judge = ChainJudge(transcript, transcript, nothing, seat, nothing, True, apart=apart)  # pyright: ignore[reportArgumentType]
-    finding = judge._follow(5, 8)  # pyright: ignore[reportPrivateUsage]
-    assert (finding is not None and finding.ruling.loser == "trainer") == apart
-    assert judge.doubts == ([] if apart else ["the state after 5 steps is not handed over"])
