@@ -55,7 +55,7 @@ def check(
     What was recorded is then followed under another arithmetic, in a second copy.
 
     Exit codes: 0 it can be recorded, and those steps were repeated to the bit; 2 a wrong argument, or the program failed;
-    3 something in it is refused, or the steps were not repeated. 130 interrupted.
+    3 something in it is refused, or the steps were not repeated or not accepted. 130 interrupted.
     """
     find_policy(policy)
     if len(program) == 1 and not program[0].endswith(".py") and not program[0].startswith(INTERPRETER):
@@ -70,7 +70,7 @@ def check(
         with tempfile.TemporaryDirectory(prefix="tally-") as place:
             trial.record(Path(place, "run"))
             report = None if trial.refused else trial.follow(Path(place, "run"), profile)
-            if report is not None and _verdict_of(report) != "match":
+            if report is not None and _verdict_of(report) not in ("match", "not_accepted"):
                 trial.here = _verdict_of(trial.follow(Path(place, "run"), Profile()))
     except KeyboardInterrupt:
         say("interrupted: nothing is left of the trial")
@@ -170,6 +170,8 @@ class _Trial:
         if verdict == "match":
             rows.append(("next", f"tally record --policy {self.policy} --run DIR -- {program}"))
             return DonePage("it can be recorded", values, rows)
+        if verdict == "not_accepted":
+            return DonePage("it was repeated, and an audit would not accept it", values, rows, BAD)
         rows.append(("why", why or ""))
         rows.append(("here", REPEATED_HERE if self.here == "match" else NOT_REPEATED_HERE))
         return DonePage("it was not repeated", values, rows, BAD)

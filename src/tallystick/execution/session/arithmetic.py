@@ -91,7 +91,7 @@ class _LiftedCasts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func``."""
         kwargs = kwargs or {}
-        if kwargs.get("dtype") in SIXTEEN_BIT and isinstance(args[0], Tensor):
+        if kwargs.get("dtype") in SIXTEEN_BIT and args and isinstance(args[0], Tensor):
             kwargs = {**kwargs, "dtype": torch.promote_types(args[0].dtype, kwargs["dtype"])}
         return func(*args, **kwargs)
 
@@ -109,9 +109,10 @@ def stepping_in_float64(optimizer: torch.optim.Optimizer) -> Generator[None]:
 @cache
 def _casts_down(kind: type[torch.optim.Optimizer]) -> bool:
     """Whether the module of an optimizer's step casts to 16 bits, as Muon's does."""
-    step = inspect.unwrap(kind.step)
-    around = [each for each in step.__globals__.values() if inspect.isfunction(each)]
-    return any(CASTS.intersection(inspect.unwrap(each).__code__.co_names) for each in (step, *around))
+    step: Any = inspect.unwrap(kind.step)
+    found = [step, *getattr(step, "__globals__", {}).values()]
+    codes = [getattr(inspect.unwrap(each), "__code__", None) for each in found if inspect.isfunction(each)]
+    return any(CASTS.intersection(code.co_names) for code in codes if code is not None)
 
 
 @contextmanager
