@@ -178,7 +178,7 @@ def test_the_log_of_a_quiet_batch_norm_has_more_entries_than_chance_gives(tmp_pa
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="profiles are those of x86-64 under Linux")
-@pytest.mark.parametrize("under", ["sse4,threads=1", "avx2,threads=1"])
+@pytest.mark.parametrize("under", ["sse4,threads=1", pytest.param("avx2,threads=1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["torch.seed", "quiet", "masked by the least number", "masked by infinity"])
 def test_it_matches_under_other_instructions(name: str, under: str, tmp_path: Path) -> None:
     record(name, tmp_path / "run")

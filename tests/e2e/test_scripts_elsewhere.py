@@ -270,6 +270,7 @@ def test_what_an_audit_before_made_accuses_nobody(capfd: pytest.CaptureFixture[s
     assert audit(program, capfd)[0] == 1
 
 
+@pytest.mark.slow
 def test_many_files_and_names_that_are_no_text_are_noted(capfd: pytest.CaptureFixture[str]) -> None:
     making = (
         "for n in range(1200):\n    open(f'features/{n:04}', 'w').close()\nopen(b'caf\\xe9', 'w').close()"
@@ -355,6 +356,7 @@ def test_what_lies_around_a_folder_lies_around_its_copy(
     assert "in the folder itself" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_lies_too_deep_for_a_copy_is_found_in_the_folder_itself(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
