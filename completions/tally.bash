@@ -111,7 +111,7 @@ _tally() {
         "tally show") words="--help --json" ;;
         "tally sign") words="--help --json --key --out" ;;
         "tally simulate") words="--chips --drawn --help --html --json --seed --trials --years" ;;
-        "tally verify") words="--auditor-signs --bundle --chunk --help --json --model --policy --root --trainer-signs" ;;
+        "tally verify") words="--auditor-signs --bundle --card --chunk --help --json --model --policy --root --trainer-signs" ;;
         esac
     else
         case "$path" in

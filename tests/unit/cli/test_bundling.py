@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -196,12 +199,47 @@ def test_a_policy_is_begun_from_a_bundle_and_pins_what_it_states(
     assert tally("policy", "init", "--bundle", evidence["audit"]).code == 2
 
 
+def test_a_model_card_says_what_a_bundle_states_and_its_commands_check_that(
+    tally, evidence: dict[str, Path], recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, bundle = tmp_path / "card.md", tmp_path / "small.bundle"
+    keys = [tmp_path / f"{name}.pub" for name in ("trainer", "auditor")]
+    about = [
+        recorded / "specification.json",
+        tmp_path / "specification-proof.json",
+        tmp_path / "provenance.json",
+    ]
+    assert tally("bundle", recorded, *about, evidence["audit"], *keys, "-o", bundle).code == 0
+    answer = tally("verify", bundle, "--card", card, "--json")
+    assert answer.code == 3, answer.err + answer.out
+    text, stated = card.read_text(), json.loads(answer.out)
+    assert (answer.code, text.startswith("## Verification\n")) == (3, True)
+    for said in (
+        stated["root"], stated["stated"]["program"], stated["stated"]["weights"], stated["stated"]["trainer"],
+        stated["audits"][0]["auditor"], hashlib.sha256(bundle.read_bytes()).hexdigest(),
+        "**match**: 6 of 6 steps", f"This does not show {stated['shows_not']}.",
+    ):  # fmt: skip
+        assert said in text
+    monkeypatch.chdir(evidence["model"])
+    for path in (*keys, bundle):
+        shutil.copy(path, ".")
+    (block,) = re.findall("```sh\n(.*?)```", text, re.DOTALL)
+    assert [tally(*shlex.split(line)[1:]).code for line in block.splitlines()[1:]] == [0, 0]
+    card.unlink()
+    data = bytearray(bundle.read_bytes())
+    data[-1] ^= 1
+    bundle.write_bytes(data)
+    answer = tally("verify", bundle, "--card", card)
+    assert (answer.code, card.exists(), "not written" in answer.err) == (1, False, True)
+
+
 def test_wrong_arguments_are_refused(
     tally, evidence: dict[str, Path], recorded: Path, tmp_path: Path
 ) -> None:
     for arguments, reason in (
         (("verify", evidence["bundle"], "--root", "00" * 32), "a bundle has --policy"),
         (("verify", recorded, "--policy", evidence["policy"]), "is a run directory"),
+        (("verify", recorded, "--card", tmp_path / "card"), "--card: for a bundle of evidence"),
         (("verify", evidence["bundle"], "--policy", evidence["audit"]), "field 'auditor_quorum' is missing"),
         (
             ("bundle", evidence["model"] / "model.safetensors", "-o", tmp_path / "x"),

@@ -51,6 +51,7 @@ from tallystick.evidence.policy import (
     policy_template,
 )
 from tallystick.evidence.verification import Verification
+from tallystick.reports.card import verification_card
 from tallystick.reports.verification import verification_page
 from tallystick.run.claims import read_claim
 from tallystick.run.documents import (
@@ -1382,6 +1383,20 @@ def test_free_text_of_signed_documents_is_quoted_escaped_and_labelled() -> None:
         assert text.count("\n  finding: accepted") == 0
         assert 'unchecked, the auditor\'s own words: profile "x\\"\\x1b' in text
         assert 'job      "x\\"' in text
+
+
+def test_free_text_on_a_model_card_stays_in_its_cell() -> None:
+    evil = "x`|\n## Verified <b> [a](b) **match**"
+    parts, _ = ordered(path=evil, settings={evil: evil})
+    data = make_bundle(m for members in parts.values() for m in members).encode()
+    card = verification_card(verify_bundle(data, None, now=NOW), bundle="a b|`.bundle", size=1, digest="00")
+    rows = [line for line in card.splitlines() if "Verified" in line]
+    cells = [row.split("|") for row in rows]
+    assert [len(cell) for cell in cells] == [4, 4]  # the job and the settings, each in one cell
+    for row in rows:
+        assert all("Verified" in text or "match" not in text for text in row.split("`")[1::2])
+        assert not any("Verified" in text for text in row.split("`")[::2])
+    assert "--bundle 'a b|`.bundle'" in card
 
 
 def safetensors_of(entries: list[Entry], metadata: str = "pt") -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -14,15 +15,17 @@ from tallystick.cli.terminal import answer, say
 from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput
+from tallystick.evidence.bundle import BUNDLE_LIMIT
 from tallystick.evidence.files import CHUNK_SUFFIX, verify_bundle_file, verify_proof_file
 from tallystick.evidence.recognition import RUN, Recognised, recognise
 from tallystick.evidence.run_verifier import verify_run
 from tallystick.evidence.verification import Verification
+from tallystick.reports.card import verification_card
 from tallystick.reports.run import read_run
 from tallystick.reports.verification import verification_page
 from tallystick.run.transcript import Transcript
 from tallystick.signing.keys import PublicKey
-from tallystick.store.files import RunDirectory, write_whole
+from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_public_key
 
 EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "malformed": 2, "unjudged": 3}
@@ -44,6 +47,10 @@ AuditorSigns = Annotated[
 ]
 ChunkFile = Annotated[
     Path | None, option("--chunk", "FILE", "The bytes a chunk proof is about; by default PATH.chunk.")
+]
+CardFile = Annotated[
+    Path | None,
+    option("--card", "FILE", "For a bundle: write the section that a model card has of it, as Markdown."),
 ]
 Step = Annotated[int | None, option("--step", "N", "Prove the record of this step.", least=0)]
 Checkpoint = Annotated[
@@ -71,6 +78,7 @@ def verify(
     bundle: BundleFile = None,
     trainer_signs: TrainerSigns = None,
     auditor_signs: AuditorSigns = None,
+    card: CardFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Check a bundle of evidence, a run's documents, log and committed states, a proof or a dispute; repeat nothing.
@@ -83,6 +91,8 @@ def verify(
     }
     kind = recognise(path)
     is_run = kind.what == RUN
+    if card is not None:
+        _only_for(not kind.is_bundle or bundle is not None, "--card", "a bundle of evidence", path, kind)
     if bundle is not None:
         _only_for(
             kind.is_bundle or is_run or kind.is_proof,
@@ -112,7 +122,20 @@ def verify(
     else:
         raise InvalidInput(f"{path}: {kind}")
     answer(verification_page(found), as_json=as_json)
+    if card is not None:
+        _write_card(card, path, found)
     return EXIT_CODES[found.verdict]
+
+
+def _write_card(out: Path, bundle: Path, found: Verification) -> None:
+    """Write what a model card says of a bundle, unless something in that does not fit together."""
+    if found.verdict not in ("match", "unjudged") or found.stated is None:
+        say(f"{out}: not written, for the bundle does not fit together or is not accepted")
+        return
+    data = read_whole(bundle, limit=BUNDLE_LIMIT, what="a bundle")
+    digest = hashlib.sha256(data).hexdigest()
+    write_whole(out, verification_card(found, bundle=bundle.name, size=len(data), digest=digest).encode())
+    say(f"{out}: the section for the model card")
 
 
 def _only_for(wrong: bool, options: str, things: str, path: Path, kind: Recognised) -> None:
