@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.execution.joint_optimizer import part_of
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.own_path import MOST_CHOICES, OwnPath
@@ -120,11 +121,8 @@ class Acceptance:
             self._carried = None if session.policy.autocast else Carried(self.is_loop)
             self._unasked = self._bent = self._steps = 0
             self.freedom.leave_out_steps()
-        if (
-            self._end != session.step
-            or self._weighing is None
-            or self._weighing.optimizer is not session.optimizer
-        ):
+        known = self._weighing
+        if self._end != session.step or known is None or known.optimizer is not session.optimizer:
             self._weighing = Weighing(session.optimizer)
 
     def continues_at(self, step: int) -> bool:
@@ -390,7 +388,7 @@ class Acceptance:
         noise = None if self._yardstick is None else self._yardstick.noise.get((Kind.GRADIENT, ordinal))
         noisy = None if noise is None or noise.noisy.size != p.numel() else torch.from_numpy(noise.noisy)
         self._own.note(
-            session.optimizer, ordinal, p, gradient, at, own,
+            part_of(session.optimizer, p), ordinal, p, gradient, at, own,
             is_loud=is_loud, is_all=is_all, is_measured=is_measured, noisy=noisy,
         )  # fmt: skip
 

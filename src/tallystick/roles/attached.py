@@ -26,7 +26,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -83,7 +83,7 @@ def wanting(wanted: ProgramRun) -> Generator[ProgramRun]:
 
 def attach(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     scheduler: Any = None,
     *,
     extra: Mapping[str, nn.Module] | None = None,
@@ -96,8 +96,9 @@ def attach(
     Args:
         model: whose forward passes are the script's; it is neither wrapped nor renamed. ``torch.compile`` does nothing while it
             is recorded or followed.
-        optimizer: over its parameters; one that a library has wrapped is taken out of that.
-        scheduler: part of the state, if given.
+        optimizer: over its parameters; one that a library has wrapped is taken out of that. Or a list of several, each of which
+            takes every step, one after another, once all gradients are there (``Recorder.prepare``).
+        scheduler: part of the state, if given; or a list of several.
         extra: further modules whose tensors are part of the state (an averaged copy, say).
         follows_up: whether the script changes averages or other slow values after the optimizer, in ``handle.follow_up()``.
         smooth: operators outside the table that the script declares continuous (``"mylib::op"``).
@@ -108,26 +109,26 @@ def attach(
         ProtocolViolation: the program has attached something already.
         Nondeterminism: something that no other machine could repeat, by name.
         InvalidInput: what the environment names is no run, or there is one where it is to be recorded; or something else is given
-            for the model or its one optimizer.
+            for the model or its optimizer.
     """
-    optimizer = getattr(optimizer, "optimizer", optimizer)
-    scheduler = getattr(scheduler, "scheduler", scheduler)
+    optimizers = [getattr(each, "optimizer", each) for each in _listed(optimizer)]
+    schedulers = [getattr(each, "scheduler", each) for each in _listed(scheduler) if each is not None]
     model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
-    _verify_kinds(model, optimizer, {} if extra is None else extra)
+    _verify_kinds(model, optimizers, {} if extra is None else extra)
     wanted = _WANTED[-1] if _WANTED else _from_environment()
     if wanted.attached is not None and wanted.begin is not None:
         raise ProtocolViolation(
-            "attach: this program has attached a model already; a run has one model and one optimizer"
+            "attach: this program has attached a model already; a run has one model, and its optimizers as one list"
         )
     loop = None if wanted.begin is None else wanted.begin()
-    attached = wanted.attached = Attached(loop, model, optimizer, wanted)
+    attached = wanted.attached = Attached(loop, model, optimizers, wanted)
     if loop is not None:
         attached.listen()  # before the loop does: its own hooks come after these
         try:
             loop.prepare(
                 model,
-                optimizer,
-                scheduler,
+                optimizers,
+                schedulers or None,
                 extra=extra,
                 follows_up=follows_up,
                 smooth=smooth,
@@ -143,14 +144,21 @@ def attach(
     return attached
 
 
-def _verify_kinds(model: Any, optimizer: Any, extra: Any) -> None:
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _verify_kinds(model: Any, optimizers: list[Any], extra: Any) -> None:
     for name, given, is_one, wanted in (
         ("model", model, isinstance(model, nn.Module), "a run has one torch.nn.Module"),
-        (
-            "optimizer",
-            optimizer,
-            isinstance(optimizer, torch.optim.Optimizer),
-            "a run has one torch.optim.Optimizer",
+        *(
+            (
+                "optimizer",
+                each,
+                isinstance(each, torch.optim.Optimizer),
+                "give a torch.optim.Optimizer, or a list of them",
+            )
+            for each in optimizers
         ),
         ("extra", extra, isinstance(extra, Mapping), "give modules by name: extra={'average': module}"),
     ):
@@ -218,10 +226,10 @@ class Attached:
         self,
         loop: Recorder | Follower | None,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         wanted: ProgramRun,
     ) -> None:
-        self._loop, self._model, self._optimizer, self._wanted = loop, model, optimizer, wanted
+        self._loop, self._model, self._optimizers, self._wanted = loop, model, optimizers, wanted
         self._step: AbstractContextManager[Any] | None = None
         self._handles: list[Any] = []
         self._compiler = ExitStack()
@@ -253,9 +261,15 @@ class Attached:
                 each.register_load_state_dict_pre_hook(Hook(self._before_loading))
                 for each in self._model.modules()
             ),
-            self._optimizer.register_state_dict_pre_hook(Hook(lambda *_: self._close())),
-            self._optimizer.register_step_pre_hook(Hook(self._before_optimizer)),
-            self._optimizer.register_step_post_hook(Hook(lambda *_: self._pause())),
+            *(
+                handle
+                for each in self._optimizers
+                for handle in (
+                    each.register_state_dict_pre_hook(Hook(lambda *_: self._close())),
+                    each.register_step_pre_hook(Hook(self._before_optimizer)),
+                    each.register_step_post_hook(Hook(lambda *_: self._pause())),
+                )
+            ),
         ]
 
     def follow_up(self) -> AbstractContextManager[None]:
@@ -371,7 +385,9 @@ class Attached:
         """Whether all steps of a run that is followed have been."""
         return isinstance(self._loop, Follower) and self._loop.is_done
 
-    def _before_optimizer(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before_optimizer(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run a closure that the optimizer was given, which it would run first, before gradients are rounded."""
         if isinstance(self._loop, Follower) and self._step is None and self._loop.is_done:
             self._loop.note_more_steps()
@@ -382,11 +398,11 @@ class Attached:
                 "attach: optimizer.step() without a forward pass of the model in training mode, with gradients, before it; "
                 "call model.train(), or begin the step by run.open_step() where its first pass does not"
             )
-        if closure is None or isinstance(self._optimizer, torch.optim.LBFGS):  # which runs it again and again
+        if closure is None or isinstance(optimizer, torch.optim.LBFGS):  # which runs it again and again
             return None
         with torch.enable_grad():
             has_run = HasRun(closure())
-        return (self._optimizer, has_run, *args[2:]), {k: v for k, v in kwargs.items() if k != "closure"}
+        return (optimizer, has_run, *args[2:]), {k: v for k, v in kwargs.items() if k != "closure"}
 
     def _noted_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         """Run a backward pass as torch does, and take what it begins with for the loss of a micro-batch."""
@@ -403,7 +419,7 @@ class Attached:
             self._listen_to_backward()
 
     def _pause(self) -> None:
-        if self._step is not None and self._loop is not None:
+        if self._step is not None and self._loop is not None and self._loop.session.has_stepped:
             self._restore_backward()
             self._loop.session.open_step.pause()
             self._loop.seal()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -115,7 +115,7 @@ class Loop(ABC, Generic[Result]):
     def prepare(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         scheduler: Any = None,
         *,
         loss: Loss | None = None,
@@ -123,15 +123,16 @@ class Loop(ABC, Generic[Result]):
         follows_up: bool = False,
         smooth: Collection[str] = (),
         resumable: bool = False,
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+    ) -> tuple[nn.Module, Any]:
         """Convert ``model`` to the policy's precision, put hooks on ``optimizer`` and return both, the same objects.
 
         A follower also puts the model into the committed first state.
 
         Args:
             model: converted in place.
-            optimizer: over its parameters.
-            scheduler: part of the state, if given.
+            optimizer: over its parameters; or several, each of which takes every step, one after another, once all gradients are
+                there: Muon for matrices, say, and AdamW for what else there is.
+            scheduler: part of the state, if given; or a list of several.
             loss: the loss of one batch, as the loop computes it; the noise is then measured on that, not on the step's own
                 operators, run again. For models whose shapes follow from decisions: those operators fit one decision only. It
                 follows from the state before the step and the batch, not from what the loop changes inside the step.

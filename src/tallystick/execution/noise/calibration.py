@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter
+from tallystick.execution.joint_optimizer import part_of
 from tallystick.execution.noise.bands import choose_grids, with_activations, with_still
 from tallystick.execution.noise.deviations import Deviations
 from tallystick.execution.noise.measured import Calibration
@@ -215,6 +216,8 @@ def _expected_weights(
     for ordinal, (x, y) in enumerate(zip(first, again, strict=True)):
         grid = table.sites.get((Kind.GRADIENT, ordinal))
         if x is None or y is None or grid is None or not grid.residue_bits or not x.numel():
+            continue
+        if is_linear(part_of(session.optimizer, session.parameters[ordinal][1])):
             continue
         quanta = torch.from_numpy(np.exp2(grid.scales.astype(np.float64) + grid.floor))
         weights[(Kind.GRADIENT, ordinal)] = weighing.expected(session.parameters[ordinal][1], x, y, quanta)

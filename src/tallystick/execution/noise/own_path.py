@@ -322,8 +322,8 @@ class OwnPath:
     is_general: bool = False
     tensors: dict[int, _OwnTensor] = field(default_factory=dict[int, _OwnTensor])
     problem: str | None = None
-    _whole: _Whole | None = None
-    _is_fresh: bool = False
+    _wholes: dict[int, _Whole] = field(default_factory=dict[int, _Whole])  # by the number of the run's object
+    _fresh: set[int] = field(default_factory=set[int])
 
     def note(
         self,
@@ -342,7 +342,7 @@ class OwnPath:
         """Note the gradient of a step that the run's optimizer has not taken yet.
 
         Args:
-            run: its optimizer.
+            run: the optimizer of this parameter.
             ordinal: number of the parameter among those that train.
             p: the parameter.
             gradient: as the log has it rounded, any shape of n elements.
@@ -364,9 +364,9 @@ class OwnPath:
             )
         else:
             known = known or self._attempt(run, lambda: self._begun_whole(run, p))
-            if self._whole is not None and not self._is_fresh:
-                self._attempt(run, lambda: self._whole and self._whole.refresh(run))
-                self._is_fresh = True
+            if id(run) in self._wholes and id(run) not in self._fresh:
+                self._attempt(run, lambda: self._wholes[id(run)].refresh(run))
+                self._fresh.add(id(run))
         if known is not None:
             self.tensors[ordinal], kept = known, known
             kept.is_loud |= is_loud and at.numel() > 0
@@ -390,7 +390,7 @@ class OwnPath:
                 if own.span is not None and own.span.steps == SPAN:
                     own.at_once = max(own.at_once, own.share_of_span(p, self.origin[ordinal]))
                     own.span = None
-        self._is_fresh = False
+        self._fresh.clear()
 
     def shares(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> dict[str, float]:
         """Return how far the log led those of ``parameters`` that are kept, by name, in the unit of the policy's limit."""
@@ -424,9 +424,9 @@ class OwnPath:
 
     def _begun_whole(self, run: torch.optim.Optimizer, p: nn.Parameter) -> _OwnTensor:
         """Return a parameter of an optimizer that is copied whole, as it is before the step."""
-        self._whole = self._whole or _Whole.of(run)
-        own = self._whole.own[id(p)][0]
-        return _OwnTensor(self._whole.optimizer, own, None, _row_of(p), *_nothing(own))
+        whole = self._wholes[id(run)] = self._wholes.get(id(run)) or _Whole.of(run)
+        own = whole.own[id(p)][0]
+        return _OwnTensor(whole.optimizer, own, None, _row_of(p), *_nothing(own))
 
     def _attempt(self, optimizer: torch.optim.Optimizer, call: Callable[[], T]) -> T | None:
         """Return what ``call`` does with a copy of the job's own optimizer; whatever it raises is a problem, and ends nothing."""

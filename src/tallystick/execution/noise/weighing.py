@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tallystick.execution.joint_optimizer import part_of, parts_of
+
 DECAY = 0.999
 """Of the mean of squares that is kept here for an optimizer whose own is not known: torch's default for Adam."""
 CHUNK = 1 << 22  # elements at a time
@@ -25,7 +27,7 @@ LINEAR = (torch.optim.SGD, torch.optim.ASGD)
 
 def is_linear(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the optimizer's update is a linear function of its gradients, so that nothing is weighed."""
-    return type(optimizer) in LINEAR
+    return all(type(part) in LINEAR for part in parts_of(optimizer))
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Weighing:
             at: int64[k], flat.
             moves: float32[k], in the gradient's unit.
         """
+        if is_linear(part_of(self.optimizer, p)):
+            return Weight()
         group, flat = self._group(p), gradient.detach().reshape(-1)
         floor, whole, moved = _floor(group), 0.0, 0.0
         at, far = at.to(flat.device), moves.to(flat.device).double()

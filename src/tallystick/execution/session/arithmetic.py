@@ -17,6 +17,7 @@ from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.dispatch.operator_noise import SIXTEEN_BIT
+from tallystick.execution.joint_optimizer import parts_of
 from tallystick.execution.portable_optimizers import why_not_portable
 from tallystick.numerics.policy import Policy
 
@@ -61,7 +62,7 @@ class Arithmetic:
         Raises:
             Nondeterminism: it is to be portable, and this optimizer's is not.
         """
-        reason = why_not_portable(optimizer)
+        reason = next(filter(None, map(why_not_portable, parts_of(optimizer))), None)
         if self.policy.optimizer_arithmetic == "auto":
             chosen = "portable" if reason is None else "general"
             return replace(self, policy=replace(self.policy, optimizer_arithmetic=chosen))
@@ -102,7 +103,8 @@ def stepping_in_float64(optimizer: torch.optim.Optimizer) -> Generator[None]:
 
     Such a cast jumps, and has no site.
     """
-    with default_dtype(torch.float64), _LiftedCasts() if _casts_down(type(optimizer)) else nullcontext():
+    casts = any(_casts_down(type(part)) for part in parts_of(optimizer))
+    with default_dtype(torch.float64), _LiftedCasts() if casts else nullcontext():
         yield
 
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tallystick.errors import InvalidInput, Nondeterminism, TallyError
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
+from tallystick.execution.joint_optimizer import parts_of
 from tallystick.execution.session.arithmetic import stepping_in_float64
 
 OF_A_SCALER = ("grad_scale", "found_inf")  # what a gradient scaler leaves on an optimizer for its next step
@@ -90,7 +91,7 @@ class TrainedParameters:
             raise Nondeterminism(
                 f"step {step}: {left} has a gradient from before the step, which nobody could repeat with it; call "
                 "optimizer.zero_grad() after each optimizer.step(), take micro-batches within one step, or give prepare() "
-                "the loss=; a second optimizer's, as a GAN has one, is not taken"
+                "the loss=; what trains in turn, as a GAN does, is not taken"
             )
 
     def densify_gradients(self) -> None:
@@ -130,8 +131,23 @@ class TrainedParameters:
         Random factors differ between instruction sets; if ``exact``, -3/4 of the same gradients, in reverse order along
         dimension 0, takes their place: the same numbers everywhere.
         """
+        found: dict[int, dict[str, Any]] = {}
+        for part in parts_of(self.optimizer):
+            found |= self._replica_step_of(part, steps, jitter, gradients, exact=exact)
+        return found
+
+    def _replica_step_of(
+        self,
+        optimizer: torch.optim.Optimizer,
+        steps: int,
+        jitter: Jitter | None,
+        gradients: Sequence[Tensor | None] | None,
+        *,
+        exact: bool,
+    ) -> dict[int, dict[str, Any]]:
+        """Do ``replica_step`` for one of several optimizers."""
         generator = torch.Generator().manual_seed(1)
-        clone, chosen = self._replica()
+        clone, chosen = self._replica(optimizer)
         before = _own_values(clone)
         for number in range(steps):
             for position, replica in chosen.items():
@@ -151,12 +167,14 @@ class TrainedParameters:
             position: {"parameter": r.detach(), **clone.state.get(r, {})} for position, r in chosen.items()
         }
 
-    def _replica(self) -> tuple[torch.optim.Optimizer, dict[int, nn.Parameter]]:
-        """Return a copy of the optimizer without state and hooks, and the slices that it trains, by parameter position."""
-        clone, own = without_state(self.optimizer), dict[int, nn.Parameter]()
+    def _replica(
+        self, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.optim.Optimizer, dict[int, nn.Parameter]]:
+        """Return a copy of an optimizer without state and hooks, and the slices that it trains, by parameter position."""
+        clone, own = without_state(optimizer), dict[int, nn.Parameter]()
         order = {id(p): position for position, (_, p) in enumerate(self.named)}
         chosen: dict[int, nn.Parameter] = {}
-        for group in self.optimizer.param_groups:
+        for group in optimizer.param_groups:
             params: list[nn.Parameter] = []
             for p in group["params"]:
                 params.append(nn.Parameter(slice_of(p), requires_grad=p.requires_grad))
@@ -165,7 +183,7 @@ class TrainedParameters:
                     chosen[order[id(p)]] = params[-1]
             clone.param_groups.append({**group, "params": params})
         with _naming(clone):
-            copy_what_is_its_own(self.optimizer, clone, own)
+            copy_what_is_its_own(optimizer, clone, own)
         return clone, chosen
 
 

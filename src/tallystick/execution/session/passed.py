@@ -58,13 +58,13 @@ class PassedStep(OpenStep):
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
 
-    def before_optimizer(self) -> None:
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take the gradients away, so that the optimizer leaves everything as it is."""
         self.close_capture()
         self._zeros = [(p, p.grad) for _, p in self.session.state.trained.named]
         for p, _ in self._zeros:
             p.grad = None
-        self.skipped = False
+        self.stepped.append(optimizer)
 
     def after_optimizer(self) -> None:
         """Put them back."""

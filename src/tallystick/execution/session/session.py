@@ -7,7 +7,7 @@ float32 values only, so its bytes are the same on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from torch import nn
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
+from tallystick.execution.joint_optimizer import joined, joined_schedule, parts_of
 from tallystick.execution.noise.measured import Calibration
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.pass_trace import PassTrace
@@ -58,10 +59,10 @@ class Session:
 
     Args:
         model: converted in place to the policy's storage dtype by ``prepare``.
-        optimizer: a ``torch.optim`` optimizer over ``model``'s parameters.
+        optimizer: a ``torch.optim`` optimizer over ``model``'s parameters, or several that step one after another.
         policy: dtype, grids and bands.
         seed: of the portable random streams.
-        scheduler: part of the state, if given.
+        scheduler: part of the state, if given; or several.
         extra: further modules whose tensors are part of the state.
         smooth: operators outside the table that the job declares continuous.
         jitter: last-bit noise for the whole step; None for the machine's own arithmetic.
@@ -86,7 +87,7 @@ class Session:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         policy: Policy,
         seed: int,
@@ -98,15 +99,15 @@ class Session:
         follows_up: bool = False,
         keeps_gradients: bool = False,
     ) -> None:
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.model, self.optimizer, self.scheduler = model, joined(optimizer), joined_schedule(scheduler)
         self.extra = dict(extra or {})
         self.seed, self.rank, self.follows_up, self.keeps_gradients = seed, rank, follows_up, keeps_gradients
         self.arithmetic = Arithmetic.of(policy, smooth=smooth, jitter=jitter)
         self.first_groups = [
             {key: value for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
+            for group in self.optimizer.param_groups
         ]
-        self.first_schedule: dict[str, Any] = {} if scheduler is None else dict(scheduler.state_dict())
+        self.first_schedule: dict[str, Any] = {} if scheduler is None else dict(self.scheduler.state_dict())
         self.step = 0
         self.table = GridTable()
         self.base = GridTable()
@@ -146,8 +147,12 @@ class Session:
             self.listeners,
         )  # fmt: skip
         self._handles = [
-            self.optimizer.register_step_pre_hook(Hook(self._before_optimizer)),
-            self.optimizer.register_step_post_hook(Hook(lambda *_: self._after_optimizer())),
+            handle
+            for part in parts_of(self.optimizer)
+            for handle in (
+                part.register_step_pre_hook(Hook(self._before_optimizer)),
+                part.register_step_post_hook(Hook(lambda *_: self._after_optimizer())),
+            )
         ]
 
     def close(self) -> None:
@@ -361,8 +366,8 @@ class Session:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether a step is open and its optimizer has stepped."""
-        return self._open is not None and not self._open.skipped
+        """Whether a step is open and its optimizer has stepped; of several, all."""
+        return self._open is not None and self._open.is_taken
 
     @contextmanager
     def interlude(self) -> Generator[None]:
@@ -406,8 +411,9 @@ class Session:
                 raise ProtocolViolation(
                     "optimizer.step outside a recorded step; put the loop's body inside `with recorder.step()`"
                 )
-            self.state.verify_left(self.step)
-            opened.before_optimizer()
+            if opened.skipped:
+                self.state.verify_left(self.step)
+            opened.before_optimizer(optimizer)
         except BaseException:
             if opened is not None:
                 opened.depth = 0

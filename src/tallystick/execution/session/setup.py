@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from tallystick.execution.joint_optimizer import JointScheduler, parts_of
+
 REFUSED_OPTIMIZERS = {
     "LBFGS": "it calls its closure several times a step and branches on the loss; take one that steps once, as Adam",
     "SparseAdam": "it needs sparse gradients, summed in an order that differs between devices; take Adam, they are made dense",
@@ -20,19 +22,21 @@ REFUSED_SCHEDULERS = {
 
 def find_unrepeatable(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[str]:
     """Give why other machines cannot repeat model, optimizer and scheduler, each by name and with what to do instead."""
+    parts = parts_of(optimizer)
+    schedulers = scheduler.parts if isinstance(scheduler, JointScheduler) else [scheduler]
     for what, thing, refused in (
-        ("optimizer", optimizer, REFUSED_OPTIMIZERS),
-        ("scheduler", scheduler, REFUSED_SCHEDULERS),
+        *(("optimizer", part, REFUSED_OPTIMIZERS) for part in parts),
+        *(("scheduler", each, REFUSED_SCHEDULERS) for each in schedulers),
     ):
         for kind in (base.__name__ for base in type(thing).__mro__):
             if kind in refused:
                 yield f"{what} {kind}: {refused[kind]}"
-    for name, value in vars(optimizer).items():
+    for part, name, value in ((each, *item) for each in parts for item in vars(each).items()):
         held = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.optim.Optimizer)), None)
         if held is not None:
             yield (
-                f"optimizer {type(optimizer).__name__}: holds another one, a {type(held).__name__}, as {name}; "
-                "give that one, with its parameters in groups"
+                f"optimizer {type(part).__name__}: holds another one, a {type(held).__name__}, as {name}; "
+                "give that one, with its parameters in groups, or several as a list"
             )
     for index, group in enumerate(optimizer.param_groups):
         for name, value in group.items():

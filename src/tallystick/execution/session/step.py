@@ -19,6 +19,7 @@ from tallystick.errors import Nondeterminism, ProtocolViolation
 from tallystick.execution.determinism import repeatable
 from tallystick.execution.dispatch.capture import Capture, SpelledOut
 from tallystick.execution.dispatch.randomness import RandomStream
+from tallystick.execution.joint_optimizer import parts_of
 from tallystick.execution.pass_trace import PassTrace
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.rounding.leaves import LeafSites
@@ -100,7 +101,7 @@ class OpenStep:
     Attributes:
         loss: so far; as rounded at its site when the step has finished.
         schedule: hyper-parameters that the optimizer used.
-        skipped: whether the optimizer has not stepped.
+        stepped: the optimizers that have stepped.
         depth: of optimizer.step calls within each other.
     """
 
@@ -119,7 +120,7 @@ class OpenStep:
         self.session, self.number, self.context, self.arithmetic = session, number, context, arithmetic
         self.trace = trace
         self.probing, self.stream = probing, stream
-        self.skipped, self.loss, self.schedule = True, 0.0, Schedule()
+        self.stepped, self.loss, self.schedule = list[torch.optim.Optimizer](), 0.0, Schedule()
         self.depth = 0
         self._bracket: ExitStack | None = None
         self._switches = ExitStack()
@@ -133,6 +134,16 @@ class OpenStep:
         self.slow = SlowTensors(rounding, arithmetic, state, follows_up=session.follows_up)
         self._note_versions()
         self._charge("end_of_step")
+
+    @property
+    def skipped(self) -> bool:
+        """Whether no optimizer has stepped."""
+        return not self.stepped
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether every optimizer has stepped."""
+        return len(self.stepped) == len(parts_of(self.session.state.trained.optimizer))
 
     def go_on(self) -> None:
         """Have torch repeat itself, and its generators put back, from here until the step ends or has a ``pause``."""
@@ -224,23 +235,29 @@ class OpenStep:
 
     # -- around the optimizer ----------------------------------------------------------------
 
-    def before_optimizer(self) -> None:
-        """Round the gradients, and let the optimizer begin.
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Round the gradients, and let an optimizer begin; of several, the first that does has the gradients of all rounded.
 
         Raises:
             ProtocolViolation: it has stepped already, or must not.
+            Nondeterminism: another optimizer has stepped, and gradients or numbers of this one were changed since.
         """
+        if any(optimizer is each for each in self.stepped):
+            raise ProtocolViolation(
+                f"step {self.number}: the optimizer was stepped twice; one recorded step is one optimizer step"
+            )
+        if self.stepped:
+            self._verify_as_rounded(optimizer)
+            self.stepped.append(optimizer)
+            self.update.begin(optimizer)
+            return
         self.close_capture()
         self._end_trace()
         if self.probing:
             raise ProtocolViolation("the optimizer was stepped while the noise was being measured")
         trained, listeners = self.session.state.trained, self.session.listeners
         trained.verify_gradients_are_named()
-        if not self.skipped:
-            raise ProtocolViolation(
-                f"step {self.number}: the optimizer was stepped twice; one recorded step is one optimizer step"
-            )
-        self.skipped = False
+        self.stepped.append(optimizer)
         self._charge("forward_backward")
         if listeners.before_change is not None:
             listeners.before_change()
@@ -248,6 +265,7 @@ class OpenStep:
         self.schedule = read_hyperparameters(trained.optimizer)
         if listeners.schedule is not None:
             listeners.schedule(self.schedule)
+        self._numbers = read_hyperparameters(trained.optimizer)
         trained.densify_gradients()
         if listeners.gradients is not None:
             listeners.gradients()
@@ -255,7 +273,31 @@ class OpenStep:
         self._require_finite_loss()
         self.update.round_gradients()
         self._charge("gradient_rounding")
-        self.update.begin()
+        self.update.begin(optimizer)
+
+    def _verify_as_rounded(self, optimizer: torch.optim.Optimizer) -> None:
+        """Return if an optimizer has the gradients and the numbers that it had when another one of this step began.
+
+        Raises:
+            Nondeterminism: it has not, or somebody changed what is trained since; by name.
+        """
+        self.verify_tensors()
+        trained = self.session.state.trained
+        name = self.update.find_changed(optimizer)
+        mine = [
+            any(own is group for own in optimizer.param_groups) for group in trained.optimizer.param_groups
+        ]
+        was, now = (
+            [x for x in numbers if mine[x[0]]]
+            for numbers in (self._numbers, read_hyperparameters(trained.optimizer))
+        )
+        if name is None and was != now:
+            name = f"a number of {type(optimizer).__name__}"
+        if name is not None:
+            raise Nondeterminism(
+                f"step {self.number}: {name} was changed between the steps of two optimizers; compute and clip all gradients, "
+                "then step one optimizer after the other, then change rates. What trains in turn, as a GAN does, is not taken"
+            )
 
     def after_optimizer(self) -> None:
         """Round what the optimizer has written."""
@@ -282,6 +324,14 @@ class OpenStep:
         Raises:
             Nondeterminism: the model holds other tensors now, or a value cannot be rounded; by name.
         """
+        if self.stepped and not self.is_taken:
+            missing = [
+                each for each in parts_of(self.session.state.trained.optimizer) if each not in self.stepped
+            ]
+            raise ProtocolViolation(
+                f"step {self.number}: {type(missing[0]).__name__} has not stepped, {type(self.stepped[0]).__name__} has; every "
+                "optimizer takes each step"
+            )
         if self.skipped:
             self._end_trace()
             self._charge("forward_backward")

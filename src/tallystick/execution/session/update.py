@@ -1,7 +1,8 @@
 """The optimizer's step within a recorded one: gradients rounded, then its arithmetic, then what it wrote rounded.
 
-Either the optimizer is one whose arithmetic is portable, and its step is done here, or parameters and optimizer state become
-float64, torch's optimizer runs, and the results are rounded back to float32.
+Of several optimizers all gradients are rounded before the first of them begins. Either an optimizer is one whose arithmetic is
+portable, and its step is done here, or parameters and optimizer state become float64, torch's optimizer runs, and the results are
+rounded back to float32.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tallystick.execution.joint_optimizer import part_of
 from tallystick.execution.portable_optimizers import portable_step
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.following import FollowingContext
@@ -58,6 +60,10 @@ class OptimizerUpdate:
         self.trained = state.trained
         self.marks: Marks | None = None
         self._held: dict[int, _Held] = {}
+        self._rounded: dict[int, Tensor] = {}  # gradients of optimizers that have not begun
+        self._shown: dict[
+            int, tuple[Tensor, int]
+        ] = {}  # these, as the program sees them, with how often each was changed
         self._inside = ExitStack()
 
     def round_gradients(self) -> None:
@@ -83,7 +89,7 @@ class OptimizerUpdate:
         return grid is not None and is_noise_only(grid)
 
     def _round_gradient(self, ordinal: int) -> None:
-        """Round one gradient; for general arithmetic widen it, the parameter and its optimizer state to float64."""
+        """Round one gradient; for general arithmetic it is float64 then."""
         name, p = self.trained.named[ordinal]
         assert p.grad is not None
         gradient = p.grad.contiguous()
@@ -91,6 +97,11 @@ class OptimizerUpdate:
         wide = gradient if in_place else torch.empty_like(gradient, dtype=torch.float64)
         p.grad = None
         self.rounding.gradient(ordinal, gradient, wide, name)
+        self._rounded[ordinal] = wide
+
+    def _hand_over(self, ordinal: int, wide: Tensor) -> None:
+        """Give a parameter its rounded gradient; for general arithmetic widen it and its optimizer state to float64."""
+        p = self.trained.named[ordinal][1]
         if self.arithmetic.is_portable:
             p.grad = wide
             return
@@ -105,18 +116,38 @@ class OptimizerUpdate:
                 state[key] = state[key].double()
         self._held[ordinal] = held
 
-    def begin(self) -> None:
+    def _is_of(self, optimizer: torch.optim.Optimizer, ordinal: int) -> bool:
+        return part_of(self.trained.optimizer, self.trained.named[ordinal][1]) is optimizer
+
+    def find_changed(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """Return of which parameter of an optimizer that has yet to begin the gradient is another one than was rounded."""
+        for ordinal, (name, p) in enumerate(self.trained.named):
+            if self._is_of(optimizer, ordinal):
+                shown, version = self._shown.get(ordinal, (None, 0))
+                if p.grad is not shown or (p.grad is not None and p.grad._version != version):
+                    return f"the gradient of {name}"
+        return None
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Do a portable optimizer's step; for another be where its own runs, until ``leave``."""
+        with torch.no_grad():
+            for ordinal in [n for n in self._rounded if self._is_of(optimizer, n)]:
+                self._hand_over(ordinal, self._rounded.pop(ordinal))
+            for ordinal, wide in self._rounded.items():
+                p = self.trained.named[ordinal][1]
+                if ordinal not in self._shown:
+                    p.grad = wide.to(p.dtype)
+                    self._shown[ordinal] = p.grad, p.grad._version
         if not self.arithmetic.is_portable:
-            self._inside.enter_context(self.arithmetic.in_optimizer(self.trained.optimizer))
+            self._inside.enter_context(self.arithmetic.in_optimizer(optimizer))
             return
         observer, names = self.rounding.observer, {id(p): name for name, p in self.trained.named}
         with torch.no_grad():
             if observer is not None:
                 observer.before_update(self.trained)
-            self.marks = self.state.new_marks()
-            self._keep([p for _, p in self.trained.named])
-            portable_step(self.trained.optimizer, names, self.rounding.step, self.marks)
+            self.marks = self.marks or self.state.new_marks()
+            self._keep([p for n, (_, p) in enumerate(self.trained.named) if self._is_of(optimizer, n)])
+            portable_step(optimizer, names, self.rounding.step, self.marks)
             if observer is not None:
                 observer.after_update(self.trained)
 
