@@ -99,12 +99,14 @@ class PassTrace:
         parts: the number of the first call of each micro-batch, in order.
         losses: the loss of each micro-batch that had a backward pass, by micro-batch.
         gradients: what the step has come to when its optimizer steps, by parameter.
+        is_in_call: whether an operator of the step runs: what is read then, the program does not read.
     """
 
     named: Mapping[str, Tensor]
     parts: list[int] = field(default_factory=list[int])
     losses: dict[int, _Value] = field(default_factory=dict[int, _Value])
     gradients: dict[str, _Value] = field(default_factory=dict[str, _Value])
+    is_in_call: bool = False
 
     def __post_init__(self) -> None:
         self._names = {memory_of(tensor): name for name, tensor in self.named.items()}
@@ -177,7 +179,7 @@ class PassTrace:
 
     def note_read(self, tensor: Tensor) -> None:
         """Take note that the program reads the elements of a tensor, unless that is from outside."""
-        if self.has_made(tensor):
+        if not self.is_in_call and self.has_made(tensor):
             value = self._value(tensor)
             self._calls.append(_Call(None, (value,), {}, (), frozenset({memory_of(tensor)}), frozenset()))
 

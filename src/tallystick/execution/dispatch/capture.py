@@ -51,7 +51,13 @@ _HANDLERS: dict[Operator, Handler] = {}
 
 
 class CallSink(Protocol):
-    """Who writes calls down as the program makes them."""
+    """Who writes calls down as the program makes them.
+
+    Attributes:
+        is_in_call: whether a call runs: what reads elements then is the operator, or its handler, and not the program.
+    """
+
+    is_in_call: bool
 
     def read(self, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
         """Take note of a call's arguments, before it runs."""
@@ -118,7 +124,11 @@ class Capture(TorchDispatchMode):
                 )
             return self.sink.take(result)  # a batch of a loader's worker, say
         given = self.sink.read(func, args, kwargs or {})
-        result = self._run(func, args, kwargs or {})
+        self.sink.is_in_call = True
+        try:
+            result = self._run(func, args, kwargs or {})
+        finally:
+            self.sink.is_in_call = False
         self.sink.write(func, given, result)
         return result
 
