@@ -63,7 +63,7 @@ fuzz: setup ## fuzz every parser of other parties' bytes, FUZZ_SECONDS each (ten
 	@$(BIN)/python fuzz/fuzz.py --seconds $(FUZZ_SECONDS) --jobs $(WORKERS)
 
 ZOO ?= build/zoo
-zoo: setup ## tiny models of every architecture of transformers, recorded and followed under SSE4.2, into ZOO; ONLY=PATTERN for some
+zoo: setup ## tiny models of transformers, torchvision, timm and diffusers, recorded and followed under SSE4.2, into ZOO; ONLY=PATTERN for some
 	$(call say,zoo: bench/zoo.py)
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python bench/zoo.py $(ZOO) --only "$(or $(ONLY),.)"
 

@@ -1,16 +1,19 @@
-"""Record tiny models of every architecture that ``zoo_models`` builds, and follow each run under other instructions.
+"""Record tiny models of the architectures of other people's packages, and follow each run under other instructions.
 
     python bench/zoo.py OUT [--only PATTERN] [--policy fp32] [--steps 10] [--profile sse4]
 
 Each model is recorded by a ``Recorder`` in a loop as its user would write it, and followed by a ``Follower`` in a process of
-its own profile. ``OUT/record.jsonl`` and ``OUT/audit.jsonl`` have a line for each model; what is there already is not done again.
-Prints a table by family, then what was refused, with how often each reason was given, and whatever did not match. Exit code 0:
-every model was matched or refused before its first step. 1: some was not.
+its own profile. The models are those of transformers, torchvision, timm and diffusers; a package that is not there is named, and
+its models are left out. ``OUT/record.jsonl`` and ``OUT/audit.jsonl`` have a line for each model; what is there already is not
+done again. Prints a table by family, then what was refused, with how often each reason was given, and whatever did not match.
+Exit code 0: every model was matched or refused before its first step. 1: some was not.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import json
 import os
 import re
@@ -25,6 +28,60 @@ from typing import Any
 
 SECONDS = 180  # for one model
 HERE = Path(__file__).resolve()
+MODULES = {
+    "transformers": ("zoo_models", ("transformers",)),
+    "torchvision": ("zoo_vision", ("torchvision", "PIL")),
+    "timm": ("zoo_timm", ("torchvision", "PIL", "timm")),
+    "diffusers": ("zoo_diffusers", ("diffusers", "PIL")),
+}
+"""Each package, the module beside this one that builds its models, and what must be installed for that."""
+KEPT: list[Any] = []  # what torch forgets when nobody holds it
+
+
+def lacking(package: str) -> list[str]:
+    """Return what is not installed for the models of a package."""
+    return [name for name in MODULES[package][1] if importlib.util.find_spec(name) is None]
+
+
+def load_torchvision() -> None:
+    """Load it also where its operators do not load, as those of its wheels for CUDA without CUDA: it is content with their names.
+
+    Then there are no detectors: see ``zoo_vision``.
+    """
+    import torch
+
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        names = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            names.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for loaded in [each for each in sys.modules if each.partition(".")[0] == "torchvision"]:
+            del sys.modules[loaded]
+        importlib.import_module("torchvision")
+        KEPT.append(names)
+        print(
+            "zoo: no detectors of torchvision: its operators do not load here; its wheels for processors alone have them"
+        )
+
+
+def all_models() -> list[Any]:
+    """Return the tiny models of every package that is there."""
+    found: list[Any] = []
+    if not lacking("torchvision"):
+        load_torchvision()
+    for package, (module, _) in MODULES.items():
+        if not lacking(package):
+            found += importlib.import_module(module).tiny_models()
+    return found
+
+
+def say_lacking() -> None:
+    """Name the packages whose models are left out, and what installs them."""
+    for package in filter(lacking, MODULES):
+        print(f"zoo: no models of {package}: {', '.join(lacking(package))} not installed")
+    if any(map(lacking, MODULES)):
+        print("zoo: pip install -c constraints.txt --group zoo installs them, and leaves torch as it is")
 
 
 def trained(run: Any, tiny: Any, steps: int) -> Any:
@@ -85,13 +142,11 @@ def phase_of(given: argparse.Namespace) -> None:
     sys.path.insert(0, str(HERE.parent))
     import torch
 
-    from zoo_models import tiny_models
-
     torch.set_num_threads(1)
     lines = given.out / f"{given.phase}.jsonl"
     done = {each["name"] for each in read(lines)}
     recorded = {each["name"] for each in read(given.out / "record.jsonl") if each["state"] == "recorded"}
-    for tiny in tiny_models():
+    for tiny in all_models():
         wanted = given.phase == "record" or tiny.name in recorded
         if not wanted or tiny.name in done or not re.search(given.only, tiny.name):
             continue
@@ -176,6 +231,7 @@ def main() -> int:
         return 0
     from tallystick.execution.determinism import parse_profile
 
+    say_lacking()
     run_phase("record", given, {})
     run_phase("audit", given, parse_profile(given.profile).environment())
     return table(given)
