@@ -489,6 +489,41 @@ def test_a_loss_that_is_only_noise_is_no_reason_for_an_auditor_not_to_accept(
     assert widest.band == -2
 
 
+@pytest.mark.parametrize(
+    ("bias", "problem"), [(0.0, r"running_mean: its noise is .* while that one's bias is zero"), (0.05, None)]
+)
+def test_a_running_mean_of_zeros_is_refused_and_what_its_message_says_helps(
+    bias: float, problem: str | None, zoo: Any, open_job: Any
+) -> None:
+    """A mean of what a linear layer makes of numbers of mean zero is nothing but rounding."""
+    job = with_function(zoo, nn.Identity())
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        linear = nn.Linear(16, 16, bias=False)
+    first, second = nn.BatchNorm1d(16), nn.BatchNorm1d(16)
+    with torch.no_grad():
+        first.bias.copy_(torch.linspace(-1.0, 2.0, 16) * bias)
+    job.model.first = nn.Sequential(nn.Linear(12, 16), first, linear, second)
+    job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    session = open_job(job, POLICIES["fp32"])
+
+    if problem is None:
+        calibrate(session, backward_of(session, job))
+    else:
+        with pytest.raises(Nondeterminism, match=problem):
+            calibrate(session, backward_of(session, job))
+
+
+def test_a_buffer_that_is_only_loud_has_another_remedy(zoo: Any, open_job: Any) -> None:
+    session = open_job(zoo.build({"model": "convolutions"}), POLICIES["fp32"])
+    seen = deviations.Deviations(session, [None] * len(session.parameters))
+    seen.noise[(Kind.BUFFER, 0)] = SiteNoise(2.0**-11, np.zeros(1, dtype=np.int64), 1.0, 2.0**-11, 64)
+    with pytest.raises(
+        Nondeterminism, match=r"its noise is 2\*\*-11 of its scale, .*; a batch of more samples"
+    ):
+        bands_module.choose_grids(session, seen, {})
+
+
 def test_an_auditors_small_sites_keep_its_own_bands_and_not_the_trainers(zoo: Any, open_job: Any) -> None:
     policy, place = POLICIES["bf16"], (Kind.LOSS, 0)
     session = open_job(zoo.build({"model": "convolutions"}), policy)

@@ -45,6 +45,16 @@ from tallystick.numerics.nearest import adapt_threshold, closed_threshold
 from tallystick.numerics.policy import PER_KIND, SMALL_FINER, SMALL_SITE, Policy, hearing_safety
 
 FEWEST = 8  # elements of a gradient below which one repetition says next to nothing of its noise
+MOSTLY = 0.25  # of its scale, the noise of a buffer from which on it is nothing else
+OF_LOSSES = (
+    "; it is nearly nothing beside its terms: give them .float() and add a constant, which moves no gradient"
+)
+OF_ZEROS = (
+    "; it is zero but for rounding, as the mean before a batch norm that follows another one through a convolution alone while "
+    "that one's bias is zero: begin with biases that are not, or from trained weights, or leave out running statistics "
+    "(track_running_stats=False)"
+)
+OF_LOUD = "; a batch of more samples has less of it, and policy fp64"
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -183,10 +193,13 @@ def _grid_for(
         if for_audit and place[0] == Kind.LOSS:
             return site_grid(policy, Kind.LOSS, form[2][1], measured.scales)
         highest = form[2][1] - safety_for(policy, measured)
-        remedy = "; it is nearly nothing beside its terms: give them .float() and add a constant, which moves no gradient"
+        of_buffers = (
+            OF_ZEROS if measured.relative >= MOSTLY else OF_LOUD if policy.compute == "float32" else ""
+        )
+        remedy = OF_LOSSES if place[0] == Kind.LOSS else of_buffers
         raise Nondeterminism(
             f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
-            f"policy {policy.name} allows 2**{highest}{remedy if place[0] == Kind.LOSS else ''}"
+            f"policy {policy.name} allows 2**{highest}{remedy}"
         )
     return grid
 
