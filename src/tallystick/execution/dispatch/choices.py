@@ -135,7 +135,7 @@ def _best_of_dim(largest: bool) -> Handler:
         if not is_float(x) or x.dim() == 0 or x.shape[dim] < 2:
             return values, index
         keep = values.dim() == x.dim()
-        index = _decide_ranks(here, x, dim, index if keep else index.unsqueeze(dim), largest)
+        index = decide_ranks(here, x, dim, index if keep else index.unsqueeze(dim), largest)
         values = x.gather(dim, index)
         return (values, index) if keep else (values.squeeze(dim), index.squeeze(dim))
 
@@ -155,7 +155,7 @@ def _arg_best(largest: bool) -> Handler:
         if flat.dim() == 0 or flat.shape[axis] < 2:
             return index
         kept = index.reshape(1) if dim is None else (index if keep else index.unsqueeze(axis))
-        return _decide_ranks(here, flat, axis, kept, largest).reshape(index.shape)
+        return decide_ranks(here, flat, axis, kept, largest).reshape(index.shape)
 
     return handle
 
@@ -167,7 +167,7 @@ def _topk(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str,
     values, index = func(x, k, dim, largest, True)
     if not is_float(x) or x.dim() == 0 or index.numel() == 0:
         return values, index
-    index = _decide_ranks(here, x, dim, index, largest)
+    index = decide_ranks(here, x, dim, index, largest)
     return x.gather(dim, index), index
 
 
@@ -179,7 +179,7 @@ def _sort(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str,
     offset = 1 if func._schema.overload_name.startswith("stable") else 0
     dim = kwargs.get("dim", args[1 + offset] if len(args) > 1 + offset else -1)
     descending = kwargs.get("descending", args[2 + offset] if len(args) > 2 + offset else False)
-    index = _decide_ranks(here, x, dim, index, bool(descending))
+    index = decide_ranks(here, x, dim, index, bool(descending))
     return x.gather(dim, index), index
 
 
@@ -223,7 +223,7 @@ def _decide_rank(here: OperatorPass, x: Tensor, dim: int, index: Tensor, rank: i
     return here.chosen(moved, gap, n, sampled_rms(x.reshape(-1)), gap_to).movedim(-1, dim)
 
 
-def _decide_ranks(here: OperatorPass, x: Tensor, dim: int, index: Tensor, largest: bool) -> Tensor:
+def decide_ranks(here: OperatorPass, x: Tensor, dim: int, index: Tensor, largest: bool) -> Tensor:
     """Decide the first ``k`` ranks along ``dim``: a rank is ambiguous if a neighbour in rank is within the band."""
     x = x.detach()
     if not here.context.pending(x.reshape(-1)):

@@ -27,6 +27,7 @@ from tallystick.execution.dispatch.calls import (
 from tallystick.execution.dispatch.choices import CHOICE_HANDLERS
 from tallystick.execution.dispatch.decisions import OperatorPass
 from tallystick.execution.dispatch.rows import ROW_HANDLERS
+from tallystick.execution.dispatch.suppression import suppressed
 from tallystick.execution.dispatch.table import (
     COMPARISONS,
     EXACT,
@@ -367,6 +368,7 @@ OWN_HANDLERS: dict[str, Handler] = {
     "aten::copy_": _copy,
     "aten::_grouped_mm": _grouped,
     "aten::_local_scalar_dense": _read,
+    "torchvision::nms": suppressed,
 }
 
 

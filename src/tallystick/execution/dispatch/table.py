@@ -243,7 +243,10 @@ SMOOTH = frozenset(
     upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward var var_mean vdot
     xlogy
     """.split()
-)
+) | {
+    "torchvision::roi_align",
+    "torchvision::_roi_align_backward",
+}  # of the numbers; of the boxes where RESTRICTED allows it
 
 # Jump or draw, and have no decision site and no portable form: what to write instead.
 INSTEAD: Mapping[str, str] = {
@@ -291,6 +294,14 @@ RESTRICTED: Mapping[str, Restriction] = {
         "mode", lambda mode: mode == 2, "look the rows up and use amax"
     ),
     "aten::segment_reduce": Restriction("reduce", lambda name: name in ("max", "min"), "use amax or amin"),
+    **{
+        f"torchvision::{name}": Restriction(
+            "sampling_ratio",
+            lambda ratio: ratio <= 0,
+            "say how many samples: with sampling_ratio=2, say, they do not follow from the size of a box",
+        )
+        for name in ("roi_align", "_roi_align_backward")
+    },
     "aten::_cdist_forward": Restriction("p", lambda p: p < 1.0, "use abs and sum"),
     "aten::_cdist_backward": Restriction(
         "p", lambda p: p <= 1.0 or p == math.inf, "use abs and sum, or amax, whose signs are logged"
