@@ -44,8 +44,8 @@ class TallystickCallback(TrainerCallback):
         """
         if args.bf16 or args.fp16:
             raise Nondeterminism(
-                f"TrainingArguments: bf16={args.bf16}, fp16={args.fp16}: leave them out; tally record --policy bf16 has "
-                "an autocast of its own"
+                f"{type(args).__name__}: bf16={args.bf16}, fp16={args.fp16}: set both to False (TRL's arguments have bf16=True "
+                "by default); tally record --policy bf16 has an autocast of its own"
             )
         self.run = attach(given["model"], given["optimizer"], given.get("lr_scheduler"), **self._given)
 
