@@ -133,7 +133,8 @@ def _measure_decisions(
                 f"moves by {relative:.2g} of its rms under last-bit noise, policy {policy.name} allows "
                 f"2**{highest if policy.residue_bits else highest - 1}"
                 if math.isfinite(relative)
-                else "is all zeros, and something else under last-bit noise: is a constant normalised before it?"
+                else "is all zeros, and something else under last-bit noise: is a constant normalised before it, or a value "
+                "compared with one that is the same (a policy with its own reference)?"
             )
             raise Nondeterminism(f"decision {ordinal}: its input {why}")
         grids.pop(place, None)
