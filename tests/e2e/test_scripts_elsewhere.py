@@ -169,8 +169,11 @@ def test_another_hash_seed_is_said(
 
 
 LEAVING = {
-    "watchdog": ("threading.Thread(target=lambda: (time.sleep(1), os._exit(3))).start()\ntime.sleep(600)", 2),
-    "thread": ("threading.Thread(target=lambda: time.sleep(600)).start()\nos._exit(0)", 0),
+    "watchdog": ("threading.Thread(target=lambda: (time.sleep(1), os._exit(3))).start()\ntime.sleep(240)", 2),
+    "thread": (
+        "threading.Thread(target=lambda: (time.sleep(240), open('outlived', 'w').close())).start()\nos._exit(0)",
+        0,
+    ),
     "forked": (
         "child = os.fork()\nif child == 0:\n    sys.exit(5)\nassert os.waitpid(child, 0)[1] == 5 << 8",
         0,
@@ -194,6 +197,7 @@ def test_a_program_ends_as_it_does_alone(how: str, capfd: pytest.CaptureFixture[
     program = ["--", "python", "train.py"]
     assert main(["record", "--policy", "fp32", "--run", "run", *program]) == code
     assert code == 0 or "ended with exit code 3 before anything" in capfd.readouterr().err
+    assert not Path("outlived").exists()
 
 
 @pytest.mark.slow
