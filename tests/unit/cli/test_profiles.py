@@ -43,7 +43,8 @@ from pathlib import Path
 from tallystick.cli import profiles
 from tallystick.execution.determinism import Profile
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it runs in the background ignore it
-sleeping = "[sys.executable, '-c', 'import time; time.sleep(600)']"
+after = "import time; time.sleep(200); open('OUTLIVED', 'w').close()"
+sleeping = f"[sys.executable, '-c', {after!r}]"
 starting = f"import subprocess, sys; print(subprocess.Popen({sleeping}).pid, flush=True)"
 profiles.python = lambda *_: [sys.executable, "-c", starting + "; import time; time.sleep(LASTS)"]
 with tempfile.TemporaryDirectory() as place:
@@ -53,11 +54,15 @@ with tempfile.TemporaryDirectory() as place:
 
 
 @pytest.mark.parametrize(
-    ("number", "lasts"), [(signal.SIGTERM, 600), (signal.SIGHUP, 600), (signal.SIGINT, 600), (None, 0)]
+    ("number", "lasts"), [(signal.SIGTERM, 200), (signal.SIGHUP, 200), (signal.SIGINT, 200), (None, 0)]
 )
-def test_what_a_second_run_starts_ends_with_it(number: signal.Signals | None, lasts: int) -> None:
+def test_what_a_second_run_starts_ends_with_it(
+    number: signal.Signals | None, lasts: int, tmp_path: Path
+) -> None:
     """And with who asked for it, whose files are gone."""
-    asking = [sys.executable, "-c", ASKING.replace("LASTS", str(lasts))]
+    outlived = tmp_path / "outlived"
+    text = ASKING.replace("LASTS", str(lasts)).replace("OUTLIVED", str(outlived))
+    asking = [sys.executable, "-c", text]
     with subprocess.Popen(asking, stderr=subprocess.PIPE, text=True) as asked:
         assert asked.stderr is not None
         place, child = asked.stderr.readline().strip(), int(asked.stderr.readline())
@@ -77,3 +82,4 @@ def test_what_a_second_run_starts_ends_with_it(number: signal.Signals | None, la
     else:
         os.kill(child, signal.SIGKILL)
         raise AssertionError("it lives on")
+    assert not outlived.exists()
