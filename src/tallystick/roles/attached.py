@@ -117,9 +117,7 @@ def attach(
     _verify_kinds(model, optimizers, {} if extra is None else extra)
     wanted = _WANTED[-1] if _WANTED else _from_environment()
     if wanted.attached is not None and wanted.begin is not None:
-        raise ProtocolViolation(
-            "attach: this program has attached a model already; a run has one model, and its optimizers as one list"
-        )
+        raise ProtocolViolation("attach: this program has attached a model already; a run has one model")
     loop = None if wanted.begin is None else wanted.begin()
     attached = wanted.attached = Attached(loop, model, optimizers, wanted)
     if loop is not None:
@@ -149,6 +147,10 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _verify_kinds(model: Any, optimizers: list[Any], extra: Any) -> None:
+    if not optimizers:
+        raise InvalidInput(
+            "attach: optimizer is an empty list; give a torch.optim.Optimizer, or a list of them"
+        )
     for name, given, is_one, wanted in (
         ("model", model, isinstance(model, nn.Module), "a run has one torch.nn.Module"),
         *(

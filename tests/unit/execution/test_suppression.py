@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+from tallystick.errors import Nondeterminism
 
 THRESHOLD = 0.5
 
@@ -36,6 +38,11 @@ def nms() -> Iterator[None]:
     except AttributeError:
         library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         library.impl("nms", own_kernel, "CPU")
+        library.define(
+            "roi_align(Tensor input, Tensor rois, float spatial_scale, int pooled_height, int pooled_width, "
+            "int sampling_ratio, bool aligned) -> Tensor"
+        )
+        library.impl("roi_align", lambda pixels, boxes, *_: boxes[:, 1:].sum() * pixels.mean((2, 3)), "CPU")
     yield
     library._destroy()  # or it is there for whatever comes after
 
@@ -75,6 +82,23 @@ def test_what_is_kept_is_what_torchvision_keeps(count: int, seed: int, branches:
     branches.record(function, torch.ones(2))
 
     assert torch.equal(kept[0], own_kernel(boxes, scores, 0.3))
+
+
+def test_samples_that_follow_from_the_size_of_a_box_are_refused(branches: Any) -> None:
+    x = torch.linspace(-1.0, 1.0, 4, dtype=getattr(torch, branches.policy.compute))
+
+    def function(samples: int) -> Callable[[Tensor], Tensor]:
+        def pooled(x: Tensor) -> Tensor:
+            boxes = torch.tensor([[0.0, 0.0, 0.0, 1.0, 1.0]], dtype=x.dtype)
+            pixels = x.detach().reshape(1, 1, 2, 2)
+            return x * torch.ops.torchvision.roi_align(pixels, boxes, 1.0, 1, 1, samples, False).sum()
+
+        return pooled
+
+    assert branches.record(function(2), x).output.isfinite().all()
+    for samples in (0, -1):
+        with pytest.raises(Nondeterminism, match=r"torchvision.roi_align.*sampling_ratio=2, say"):
+            branches.record(function(samples), x)
 
 
 @pytest.mark.parametrize(("which", "at"), [("score", 0.9), ("width", 1.0)])
