@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from unittest.mock import patch
 
+import torch
+
 from stage import Stage, main
 
 from tallystick.execution.session.step import OpenStep
@@ -17,11 +19,11 @@ from tallystick.roles.trainer import record
 def attack(stage: Stage) -> str:
     own, run = OpenStep.before_optimizer, stage.run()
 
-    def stating(opened: OpenStep) -> None:
+    def stating(opened: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         if not opened.probing:
             group = opened.session.state.trained.optimizer.param_groups[0]
             group["momentum"] = 0.0 if opened.number else math.inf
-        own(opened)
+        own(opened, optimizer)
 
     with patch.object(OpenStep, "before_optimizer", stating):
         record(stage.order(), run)
