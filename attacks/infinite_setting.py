@@ -9,7 +9,6 @@ import math
 from unittest.mock import patch
 
 import torch
-
 from stage import Stage, main
 
 from tallystick.execution.session.step import OpenStep
