@@ -31,6 +31,8 @@ from tallystick.store.files import RunDirectory
 
 MODELS = Path(__file__).parent / "models"
 OTHER = parse_profile("sse4,threads=1")
+MORE = {"avx2": parse_profile("avx2,threads=2"), "jitter": parse_profile("native,jitter")}
+FAMILIES = ["vit", "t5", "lstm", "mixture_of_experts", "unet", "lora", "wasserstein_gan"]
 SHORT, LONG = 12, 100
 ENDS = {"ranked_pairs": 48}  # where training diverges by itself: plain training does too
 CASES: dict[str, tuple[str, dict[str, str]]] = {
@@ -59,6 +61,9 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "buckets_copied": ("whole_numbers", {"how": "copy"}),
     "buckets_cast": ("whole_numbers", {"how": "long"}),
     "buckets_floored": ("whole_numbers", {"how": "floor"}),
+    "centred_twice": ("centred_twice", {}),
+    "centred_slowly": ("centred_twice", {"rate": "1e-6"}),
+    **{family: ("families", {"family": family}) for family in ("vit", "lstm", "unet", "lora")},
 }
 LED = {("self_distilled", "fp32"): 0, ("constant_channel", "fp32"): LONG}
 """What is nothing but noise may lead these runs in so many steps and more: one that begins at its optimum; and the scales of six
@@ -83,10 +88,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return made
 
 
-def answer(run: str, case: str, policy: str, steps: int) -> dict[str, Any]:
+def answer(run: str, case: str, policy: str, steps: int, *, jitter: bool = False) -> dict[str, Any]:
     """Return what an audit here says, and a digest of the weights that plain training from the same ones leads to here."""
     directory = RunDirectory(Path(run))
-    report = audit(directory, find_source(job_file(case)))
+    report = audit(directory, find_source(job_file(case)), jitter=jitter)
     trained = _trained_plainly(directory, case, torch.float64 if policy == "fp64" else torch.float32, steps)
     return {
         "verdict": report.verdict, "differing": report.differing_elements, "steps": report.steps,
@@ -97,7 +102,7 @@ def answer(run: str, case: str, policy: str, steps: int) -> dict[str, Any]:
 def elsewhere(profile: Profile, *arguments: object) -> dict[str, Any]:
     """Return ``answer(*arguments)`` from a process under ``profile``."""
     code = f"import json, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from test_models import answer; "
-    code += f"print(json.dumps(answer(*{arguments!r})))"
+    code += f"print(json.dumps(answer(*{arguments!r}, jitter={profile.jitter})))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True, text=True, check=False, env={**os.environ, **profile.environment()},
@@ -191,6 +196,7 @@ def test_a_slow_average_goes_where_it_would_without_rounding(policy: str, tmp_pa
         "buckets_copied",
         "buckets_cast",
         "buckets_floored",
+        "centred_twice",
     ],
 )
 @pytest.mark.parametrize("jitter", [False, True])
@@ -255,6 +261,19 @@ def test_a_decision_on_zeros_that_only_noise_moves_accuses_nobody(tmp_path: Path
 @pytest.mark.parametrize("case", CASES)
 def test_models_of_many_kinds_are_followed_for_long(recorded: Run, case: str, policy: str) -> None:
     follows(recorded, case, policy, ENDS.get(case, LONG))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("profile", MORE)
+def test_models_of_each_family_are_followed_under_more_profiles(
+    recorded: Run, profile: str, case: str, policy: str
+) -> None:
+    if case == "t5":
+        pytest.importorskip("transformers")
+    found = elsewhere(MORE[profile], str(recorded(case, policy, LONG).path), case, policy, LONG)
+    assert (found["verdict"], found["differing"], found["steps"]) == ("match", 0, LONG), found
 
 
 @pytest.mark.parametrize("policy", ["fp32", "fp64"])

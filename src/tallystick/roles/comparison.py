@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,12 +19,19 @@ from tallystick.execution.noise.calibration import REPEATS, calibrate
 from tallystick.execution.noise.measured import SiteNoise
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.breaches import Violation
-from tallystick.execution.rounding.grids import is_noise_only, reach_of, scale_exponents
+from tallystick.execution.rounding.grids import (
+    is_noise_only,
+    may_be_lifted,
+    reach_of,
+    scale_exponent,
+    scale_exponents,
+)
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, under_log
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
+from tallystick.numerics.policy import Policy
 from tallystick.roles.audit_report import (
     BATCH_DIGEST,
     EVERYTHING,
@@ -318,7 +326,8 @@ def noisy_sites_of(session: Session, backward: Backward, declared: GridTable) ->
             noisy = Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated, "noise")
             found.append((1.0, noisy))
             continue
-        relative = _over_scales(noise, grid)
+        is_of_values = place[0] == Kind.BUFFER and noise.rms > 0.0
+        relative = _of_buffer(session.policy, noise, grid) if is_of_values else _over_scales(noise, grid)
         if session.policy.excuse * relative > (band := reach_of(grid)):
             own, stated = f"noise {relative:.3g} of its scale", f"band {band:.3g}"
             noisy = Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated, "noise")
@@ -339,6 +348,14 @@ def _over_scales(noise: SiteNoise, grid: SiteGrid) -> float:
         scales = np.maximum(scales, scale_exponents(noise.block_rms) - 1)
     with np.errstate(over="ignore"):
         return float(np.max(noise.block_largest * np.exp2(-scales.astype(np.float64))))
+
+
+def _of_buffer(policy: Policy, noise: SiteNoise, grid: SiteGrid) -> float:
+    """Return the same of a buffer: over the scale of its values here, or the one declared where that may be its noise's."""
+    scale = scale_exponent(noise.rms)
+    if may_be_lifted(policy, Kind.BUFFER, grid):
+        scale = max(scale, int(grid.scales[0]))
+    return math.ldexp(noise.largest, -scale)
 
 
 def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:

@@ -22,10 +22,11 @@ from tallystick.execution.noise.bands import choose_grids, grid_for, zero_grid
 from tallystick.execution.noise.calibration import calibrate, repetitions_at
 from tallystick.execution.noise.deviations import Deviations
 from tallystick.execution.noise.measured import LEAST_TENSOR, Calibration, SiteNoise, exponent_above
-from tallystick.execution.rounding.grids import NOISE_BAND, is_noise_only, site_grid
+from tallystick.execution.noise.safety import safety_for
+from tallystick.execution.rounding.grids import NOISE_BAND, is_noise_only, scale_exponents, site_grid
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of, run_step
-from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import POLICIES
 
@@ -489,13 +490,12 @@ def test_a_loss_that_is_only_noise_is_no_reason_for_an_auditor_not_to_accept(
     assert widest.band == -2
 
 
-@pytest.mark.parametrize(
-    ("bias", "problem"), [(0.0, r"running_mean: its noise is .* while that one's bias is zero"), (0.05, None)]
-)
-def test_a_running_mean_of_zeros_is_refused_and_what_its_message_says_helps(
-    bias: float, problem: str | None, zoo: Any, open_job: Any
+@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_a_running_mean_of_nothing_but_rounding_has_the_scale_of_its_noise(
+    bias: float, policy: str, zoo: Any, open_job: Any
 ) -> None:
-    """A mean of what a linear layer makes of numbers of mean zero is nothing but rounding."""
+    """A mean of what a linear layer makes of numbers of mean zero is nothing else; that of others is as any."""
     job = with_function(zoo, nn.Identity())
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -505,23 +505,67 @@ def test_a_running_mean_of_zeros_is_refused_and_what_its_message_says_helps(
         first.bias.copy_(torch.linspace(-1.0, 2.0, 16) * bias)
     job.model.first = nn.Sequential(nn.Linear(12, 16), first, linear, second)
     job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
-    session = open_job(job, POLICIES["fp32"])
+    session = open_job(job, POLICIES[policy])
 
-    if problem is None:
-        calibrate(session, backward_of(session, job))
+    found = calibrate(session, backward_of(session, job))
+
+    [place] = [
+        (site.kind, site.ordinal) for site in session.sites if site.name.endswith("first.3.running_mean")
+    ]
+    noise, grid = found.noise[place], found.table.sites[place]
+    widest = session.policy.buffer_band[1]
+    if bias:
+        assert grid.band < widest
+        assert list(grid.scales) == list(scale_exponents(np.array([noise.rms])))
+        return
+    assert grid.band == widest
+    safety = safety_for(session.policy, noise)
+    assert list(grid.scales) == [exponent_above(noise.largest) + safety - widest]
+    assert noise.relative == math.ldexp(noise.largest, -int(grid.scales[0]))
+
+
+LOUD = r"its noise is 2\*\*{} of its scale, .*; a batch of more samples"
+
+
+@pytest.mark.parametrize(
+    ("relative", "cancels", "was_lifted", "scale"),
+    [(2.0**-11, False, False, None), (2.0**-3, False, False, None), (2.0**-2, False, False, 10),
+     (2.0**-11, True, False, 1), (2.0**-11, False, True, 1), (2.0**-12, True, True, 0), (0.5, None, False, 11)],
+)  # fmt: skip
+def test_a_buffer_that_is_only_loud_is_refused_but_where_its_values_cancel_and_by_no_auditor(
+    relative: float, cancels: bool | None, was_lifted: bool, scale: int | None, zoo: Any, open_job: Any
+) -> None:
+    """A variance that is loud would be kept to half of itself; a mean that is may be so because it is small beside its terms."""
+    policy, place = POLICIES["fp32"], (Kind.BUFFER, 0)
+    session = open_job(zoo.build({"model": "convolutions"}), policy)
+    zeros = np.zeros(1, dtype=np.int64)
+    known = GridTable({place: site_grid(policy, Kind.BUFFER, -9 if was_lifted else -10, zeros)})
+
+    def chosen(**how: Any) -> SiteGrid:
+        seen = deviations.Deviations(session, [None] * len(session.parameters))
+        rms = 0.0 if cancels is None else 1.0  # a sum that is zero here leaves its last bits elsewhere
+        seen.noise[place] = SiteNoise(relative, zeros, rms, relative, 64, cancels=bool(cancels))
+        return bands_module.choose_grids(session, seen, {}, earlier=known, **how).table.sites[place]
+
+    if scale is None:
+        with pytest.raises(Nondeterminism, match=LOUD.format(int(math.log2(relative)))):
+            chosen()
+        assert chosen(for_audit=True).band == -9
     else:
-        with pytest.raises(Nondeterminism, match=problem):
-            calibrate(session, backward_of(session, job))
+        assert (chosen().band, list(chosen().scales)) == (-9, [scale])
 
 
-def test_a_buffer_that_is_only_loud_has_another_remedy(zoo: Any, open_job: Any) -> None:
+@pytest.mark.parametrize(
+    ("values", "cancels"), [([1.0, -1e-9], True), ([1.0, 0.0], False), ([-1.0, -2.0], False)]
+)
+def test_a_buffer_cancels_where_it_has_values_of_either_sign(
+    values: list[float], cancels: bool, zoo: Any, open_job: Any
+) -> None:
     session = open_job(zoo.build({"model": "convolutions"}), POLICIES["fp32"])
     seen = deviations.Deviations(session, [None] * len(session.parameters))
-    seen.noise[(Kind.BUFFER, 0)] = SiteNoise(2.0**-11, np.zeros(1, dtype=np.int64), 1.0, 2.0**-11, 64)
-    with pytest.raises(
-        Nondeterminism, match=r"its noise is 2\*\*-11 of its scale, .*; a batch of more samples"
-    ):
-        bands_module.choose_grids(session, seen, {})
+    [first, *_] = [site for site in session.sites if site.kind == Kind.BUFFER]
+    seen.compare_buffers({first.name: torch.tensor(values)}, {first.name: torch.tensor(values)})
+    assert seen.noise[Kind.BUFFER, first.ordinal].cancels == cancels
 
 
 def test_an_auditors_small_sites_keep_its_own_bands_and_not_the_trainers(zoo: Any, open_job: Any) -> None:

@@ -488,13 +488,49 @@ def test_a_buffer_is_followed_on_the_auditors_own_grid_where_its_band_is_wider_b
     own = Yardstick(FP32, Calibration({place: noise_of(2.0**-22)}, GridTable({place: mine})))
     for band, elements, is_followed in ((-17, 2, False), (-16, 2, True), (-16, 255, True), (-16, 256, False)):
         stated = site_grid(FP32, Kind.BUFFER, band, np.array([3]))
-        found = own.own_buffer_grid(place, stated, elements)
+        found = own.own_buffer_grid(place, stated, torch.full((elements,), 5.0))
         assert (found is not None) == is_followed
         if found is not None:
             assert (found.band, list(found.scales)) == (-18, [3])
-    assert (
-        own.own_buffer_grid(WEIGHT, site_grid(FP32, Kind.BUFFER, -14, np.zeros(1, dtype=np.int64)), 2) is None
+    elsewhere = site_grid(FP32, Kind.BUFFER, -14, np.zeros(1, dtype=np.int64))
+    assert own.own_buffer_grid(WEIGHT, elsewhere, torch.ones(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("own_band", "own_scale", "stated_scale", "value", "followed"),
+    [
+        (-9, 3, 4, 1.0, None),
+        (-9, 3, 5, 1.0, 3),
+        (-10, 3, 4, 1.0, 3),
+        (-9, 3, 5, 15.0, None),
+        (-11, 0, 0, 0.5, 0),
+    ],
+)
+def test_a_buffer_of_the_scale_of_its_noise_is_followed_on_that_of_the_auditors(
+    own_band: int, own_scale: int, stated_scale: int, value: float, followed: int | None
+) -> None:
+    """With the widest band the scale may be the noise's, so it is the width of the band itself that is two octaves wider."""
+    place, mine = (Kind.BUFFER, 0), site_grid(FP32, Kind.BUFFER, own_band, np.array([own_scale]))
+    own = Yardstick(FP32, Calibration({place: noise_of(2.0**-22)}, GridTable({place: mine})))
+    stated = site_grid(FP32, Kind.BUFFER, -9, np.array([stated_scale]))
+    found = own.own_buffer_grid(place, stated, torch.full((2,), value))
+    assert (None if found is None else (found.band, int(found.scales[0]))) == (
+        None if followed is None else (own_band, followed)
     )
+
+
+@pytest.mark.parametrize("elements", [64, 4096])
+def test_what_a_mean_of_noise_moves_is_expected_on_the_grid_that_is_declared(elements: int) -> None:
+    """The auditor's own measurement may have given it the scale of its noise, and the trainer's that of its values."""
+    place, quiet = (Kind.BUFFER, 0), np.full(1, -20, dtype=np.int64)
+    noise = SiteNoise(2.0**-14, quiet, 2.0**-20, 2.0**-34, elements, block_mean=np.full(1, 2.0**-34))
+    lifted = replace(noise, scales=quiet + 6, relative=2.0**-20)
+    grid = site_grid(FP32, Kind.BUFFER, FP32.buffer_band[1], quiet)
+    found = [
+        Yardstick(FP32, Calibration({place: each}, GridTable({place: grid}))).expected(place, grid, elements)
+        for each in (noise, lifted)
+    ]
+    assert found[0] == found[1] > 0.0
 
 
 def held_still(update: float, steps: int, jitter: float = 0.0, left_out: int = 0) -> Freedom:

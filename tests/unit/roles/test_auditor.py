@@ -329,3 +329,23 @@ def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyP
         )
         found = comparison.find_noisy_sites(replay, transcript, 3, 3, {3: b""}, {})
         assert [(each.kind, each.subject) for each in found] == [("cannot_reproduce", "gradient w")] * noisy
+
+
+@pytest.mark.parametrize(
+    ("largest", "band", "scale", "noisy"),
+    [
+        (2.0**-10, -9, -20, True), (2.0**-30, -9, -20, False), (2.0**-29, -9, -20, True), (2.0**-20, -9, 0, False),
+        (2.0**-24, -10, -20, True), (2.0**-31, -10, 3, False),
+    ],
+)  # fmt: skip
+def test_what_excuses_of_a_mean_of_noise_is_its_noise_over_what_was_declared(
+    monkeypatch: pytest.MonkeyPatch, largest: float, band: int, scale: int, *, noisy: bool
+) -> None:
+    """Its own measurement gives it a scale at which its noise is within the widest band, whatever it is."""
+    place = (Kind.BUFFER, 0)
+    table = GridTable({place: site_grid(FP32, Kind.BUFFER, band, np.full(1, scale))})
+    session: Any = SimpleNamespace(policy=FP32, seed=1, step=3, site_name=str)
+    lifted = SiteNoise(2.0**-12, np.zeros(1, dtype=np.int64), 2.0**-20, largest, 512)
+    monkeypatch.setattr(comparison, "calibrate", lambda *given, **more: Calibration({place: lifted}))
+    found = comparison.noisy_sites_of(session, lambda context: None, table)
+    assert bool(found) is noisy, found

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter
+from tallystick.execution.noise.buffers import lifted_grid
 from tallystick.execution.noise.deviations import Deviations
 from tallystick.execution.noise.measured import Calibration, SiteNoise, Threshold, exponent_above
 from tallystick.execution.noise.probes import ActivationNoise, ProbingContext
@@ -32,6 +33,7 @@ from tallystick.execution.rounding.grids import (
     is_noise_only,
     kept_scales,
     loudest_band,
+    may_be_lifted,
     row_scales_of,
     site_grid,
     unseen_grid,
@@ -49,11 +51,6 @@ MOSTLY = 0.25  # of its scale, the noise of a buffer from which on it is nothing
 OF_LOSSES = (
     "; it is nearly nothing beside its terms: give them .float() and add a constant, which moves no gradient"
 )
-OF_ZEROS = (
-    "; it is zero but for rounding, as the mean before a batch norm that follows another one through a convolution alone while "
-    "that one's bias is zero: begin with biases that are not, or from trained weights, or leave out running statistics "
-    "(track_running_stats=False)"
-)
 OF_LOUD = "; a batch of more samples has less of it, and policy fp64"
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
@@ -67,12 +64,14 @@ def choose_grids(
     *,
     earlier: GridTable | None = None,
     measure_states: bool = False,
+    for_audit: bool | None = None,
 ) -> Calibration:
     """Return the grids that follow from the deviations ``seen`` and, by ordinal, those of decisions' inputs.
 
     ``earlier`` are the grids of the measurement before; None for the session's own.
 
-    The optimizer's noise is measured where the session has no grids of state sites yet, or if ``measure_states``.
+    The optimizer's noise is measured where the session has no grids of state sites yet, or if ``measure_states``. An audit's
+    measurement, which is one ``for_audit`` too if that is not said, refuses no buffer and no loss.
 
     Raises:
         Nondeterminism: a site is too noisy for the policy; by name.
@@ -90,7 +89,11 @@ def choose_grids(
             grids[place] = zero_grid(policy, measured, known.sites.get(place), loudest)
         else:
             grids[place] = _grid_for(
-                session, place, measured, known.sites.get(place), for_audit=measure_states
+                session,
+                place,
+                measured,
+                known.sites.get(place),
+                for_audit=measure_states if for_audit is None else for_audit,
             )
     grids |= finer_grids(policy, seen.noise, grids)
     grids |= _defaults(session, grids)
@@ -184,25 +187,35 @@ def _grid_for(
     policy = session.policy
     if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
         return previous or unseen_grid(policy, Kind.GRADIENT, measured.scales)
-    grid = grid_for(policy, place[0], measured, previous)
+    is_zero = place[0] == Kind.BUFFER and measured.rms == 0.0 and measured.largest > 0.0
+    grid = None if is_zero else grid_for(policy, place[0], measured, previous)
     if _is_lucky(policy, measured, grid, previous):
         assert previous is not None
         return previous
+    if grid is None and place[0] == Kind.BUFFER and (for_audit or _is_noise(policy, measured, previous)):
+        return lifted_grid(policy, measured)
     if grid is None:
         form = expected_form(policy, place[0])
         assert form is not None
         if for_audit and place[0] == Kind.LOSS:
             return site_grid(policy, Kind.LOSS, form[2][1], measured.scales)
         highest = form[2][1] - safety_for(policy, measured)
-        of_buffers = (
-            OF_ZEROS if measured.relative >= MOSTLY else OF_LOUD if policy.compute == "float32" else ""
-        )
+        of_buffers = OF_LOUD if policy.compute == "float32" else ""
         remedy = OF_LOSSES if place[0] == Kind.LOSS else of_buffers
         raise Nondeterminism(
             f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
             f"policy {policy.name} allows 2**{highest}{remedy}"
         )
     return grid
+
+
+def _is_noise(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) -> bool:
+    """Whether a buffer that is too loud for the policy is as loud because its values cancel, and not because what it averages is.
+
+    What was nothing else, or was near it, when it was measured last may be more by now.
+    """
+    was_near = previous is not None and may_be_lifted(policy, Kind.BUFFER, previous)
+    return measured.rms == 0.0 or was_near or measured.cancels or measured.relative >= MOSTLY
 
 
 def _is_lucky(policy: Policy, measured: SiteNoise, grid: SiteGrid | None, previous: SiteGrid | None) -> bool:

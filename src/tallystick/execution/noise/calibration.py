@@ -154,7 +154,7 @@ class _RepeatedStep:
         jitters = _jitters(session, repetitions_at(session.step), session.seed, units)
         for pass_ in (*jitters, *_references(session)):
             self.add(pass_)
-        return self.choose(earlier, measure_states=False).table
+        return self.choose(earlier, measure_states=False, for_audit=True).table
 
     def is_steady(self, last: int) -> bool:
         """Whether the ``last`` repetitions moved the gradient alike."""
@@ -190,8 +190,10 @@ class _RepeatedStep:
         put_back(self.session, self.before)
         self.seen.compare_outputs(again, whole=whole)
 
-    def choose(self, earlier: GridTable | None, *, measure_states: bool) -> Calibration:
-        """Return the grids that follow from the repetitions.
+    def choose(
+        self, earlier: GridTable | None, *, measure_states: bool, for_audit: bool | None = None
+    ) -> Calibration:
+        """Return the grids that follow from the repetitions; what is measured, and for whom, as ``choose_grids`` has it.
 
         Raises:
             Nondeterminism: a site is too noisy for the policy; by name.
@@ -200,7 +202,12 @@ class _RepeatedStep:
         for ordinal, relative in self.decisions.items():
             self.probe.verify_apart(ordinal, relative, math.ldexp(1.0, decision_safety(policy)))
         chosen = choose_grids(
-            session, self.seen, self.decisions, earlier=earlier, measure_states=measure_states
+            session,
+            self.seen,
+            self.decisions,
+            earlier=earlier,
+            measure_states=measure_states,
+            for_audit=for_audit,
         )
         chosen.table = with_still(policy, chosen.table, self.decisions, still_sites(self.probe, self.left))
         if self.activations:

@@ -111,7 +111,8 @@ class Deviations:
         if place not in self.noise:
             rms = block_rms(x.contiguous(), 1)
             scales = scale_exponents(rms) if rms.any() else np.zeros(1, dtype=np.int64)
-            self.noise[place] = SiteNoise(0.0, scales, float(rms[0]), 0.0, x.numel())
+            cancels = bool(x.min() < 0.0) and bool(x.max() > 0.0)
+            self.noise[place] = SiteNoise(0.0, scales, float(rms[0]), 0.0, x.numel(), cancels=cancels)
         self._raise(place, *block_differences(x.contiguous(), y.contiguous(), 1))
 
     def _raise(self, place: Site, largest: np.ndarray, mean: np.ndarray) -> None:

@@ -33,6 +33,7 @@ class SiteNoise:
         block_mean: mean deviation of each block, of a scalar site of the whole; the largest of the repetitions.
         exact: rms of a gradient as float64 computes the step; None where it was not asked.
         dims: of a gradient.
+        cancels: whether a buffer has values of either sign: what it adds up may be much larger.
         noisy: which elements of a gradient of fewer than ``LEAST_TENSOR`` are nothing but noise, bool[elements]; empty of others.
     """
 
@@ -46,6 +47,7 @@ class SiteNoise:
     block_mean: np.ndarray = field(default_factory=lambda: np.zeros(1))
     exact: float | None = None
     dims: int = 0
+    cancels: bool = False
     noisy: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
+from tallystick.execution.noise.buffers import BUFFER_OCTAVES, grid_if_narrower
 from tallystick.execution.noise.freedom import (
     CLUSTER,
     FLIPS,
@@ -46,7 +48,6 @@ from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import Policy, hearing_safety
 
 BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
-BUFFER_OCTAVES = 3  # at most of a buffer, however few elements it has (docs/adr/0026)
 KERNEL_OCTAVES = 2  # more, K = 16, of fp32 gradients: kernels that add up in another order (docs/adr/0026)
 CONVOLVED = 3  # dimensions from which on a parameter may be a convolution's, whose kernels those are
 REACH = (
@@ -129,6 +130,9 @@ class Yardstick:
             relative = np.maximum(relative, self._pooled)
         elif numel < FEW_ELEMENTS:
             relative = np.maximum(relative, noise.relative)
+        if place[0] == Kind.BUFFER and noise.rms > 0.0:  # the scale of either may be that of its noise
+            scales = np.maximum(grid.scales, scale_exponent(noise.rms))
+            relative = relative * np.exp2(np.maximum(noise.scales - scales, 0).astype(np.float64))
         return np.minimum(relative * 2.0**-grid.floor, 1.0) * rows
 
     def by_square(self, place: Site, grid: SiteGrid, numel: int) -> dict[int, float]:
@@ -337,14 +341,12 @@ class Yardstick:
         has_kernels = noise.dims >= CONVOLVED or not self.is_trainers
         return allowed + (KERNEL_OCTAVES if has_kernels and self.policy.compute == "float32" else 0)
 
-    def own_buffer_grid(self, place: Site, grid: SiteGrid, numel: int) -> SiteGrid | None:
-        """Return the auditor's own grid of a buffer of few elements whose declared band is wider by two octaves or more."""
+    def own_buffer_grid(self, place: Site, grid: SiteGrid, x: Tensor) -> SiteGrid | None:
+        """Return the auditor's own grid of a buffer ``x`` of few elements whose declared band is wider by two octaves or more."""
         own = self.measured.table.sites.get((Kind(place[0]), place[1]))
-        if place[0] != Kind.BUFFER or own is None or not 0 < numel < FEW_ELEMENTS:
+        if place[0] != Kind.BUFFER or own is None or not 0 < x.numel() < FEW_ELEMENTS:
             return None
-        if grid.band < own.band + BAND_OCTAVES:
-            return None
-        return site_grid(self.policy, Kind.BUFFER, own.band, grid.scales)
+        return grid_if_narrower(self.policy, own, grid, x, BAND_OCTAVES)
 
     def widest_rows(self, place: Site) -> np.ndarray | None:
         """Return the largest scale exponents allowed of a gradient's rows where each has one; None if that is not known.

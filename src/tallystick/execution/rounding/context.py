@@ -33,6 +33,7 @@ from tallystick.execution.rounding.grids import (
     is_quantum_noise,
     kept_scales,
     loudest_band,
+    may_be_lifted,
     nearest_grid,
     rise_since,
     row_scales_of,
@@ -191,7 +192,7 @@ class RecordingContext:
             scales = self._scales(kind, grid, before, rms) if rms.any() else grid.scales
             if self.is_calibrated and not self.chooses and kind == Kind.GRADIENT and not grid.residue_bits:
                 base = before  # until grids are chosen again no scale falls: a band follows the noise over it
-            kept = kept_scales(base, before, self.policy, grid.scales.size)
+            kept = kept_scales(base, before, self.policy, grid.scales.size, kind)
             scales = scales if kept is None else np.maximum(scales, kept)
             if (scales != grid.scales).any():
                 grid = self._grids[place] = grid.with_scales(scales)
@@ -219,6 +220,8 @@ class RecordingContext:
         weigh it otherwise. Under autocast the measured ones of small rows stay, as far as they belong to such values.
         """
         rows, measured = self.policy.row_scales, grid.scales.astype(np.int64)
+        if self.is_calibrated and may_be_lifted(self.policy, kind, grid):
+            return np.maximum(measured, scale_exponents(rms))
         was_heard = before is not None and not is_noise_only(before)
         chosen = self.is_calibrated and (self.chooses or not was_heard)
         if rows and chosen and (kind in AFTER_BACKWARD or not self._is_in_part):

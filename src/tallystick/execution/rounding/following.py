@@ -236,7 +236,7 @@ class FollowingContext:
         if len(self.violations) > noted:
             # Obeyed, such a header would lead to the trainer's own state, and there would be nothing to dispute.
             grid, payload = own_grid(self.policy, kind, grid, x), None
-        own = self.yardstick.own_buffer_grid(place, grid, x.numel()) if self.yardstick else None
+        own = self.yardstick.own_buffer_grid(place, grid, x) if self.yardstick else None
         mine, bent = x if own is None else x.clone(), self.own_gradients.get(place)
         silenced, plain = (x if bent is None else bent).clone() if self._silences(place, grid) else None, None
         if grid.residue_bits:

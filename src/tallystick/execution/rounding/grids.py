@@ -81,6 +81,11 @@ def is_noise_only(grid: SiteGrid) -> bool:
     return grid.scales.size > 0 and grid.band == NOISE_BAND
 
 
+def may_be_lifted(policy: Policy, kind: int, grid: SiteGrid) -> bool:
+    """Whether a buffer's scale may be that of its noise, and not of its values (docs/adr/0050): its band is the widest."""
+    return kind == Kind.BUFFER and grid.scales.size > 0 and grid.band == policy.buffer_band[1]
+
+
 def is_new(before: SiteGrid | None) -> bool:
     """Whether a gradient that was on the grid ``before``, and is heard, is so anew: it was noise, or had no value but zero."""
     return (
@@ -101,7 +106,7 @@ def largest_scale(table: GridTable) -> int | None:
 
 
 def lowest_scale(rms: np.ndarray) -> int:
-    """Return what no row's scale exponent lies below, of rows of these sizes: 2**16 below the largest row's."""
+    """Return what no row's scale exponent lies below, of rows of these sizes."""
     return int(scale_exponents(rms).max()) - ROW_RANGE
 
 
@@ -190,7 +195,7 @@ def blocks_for(gradient: Tensor, every_row: bool, spread: float = ROW_SPREAD) ->
 
 
 def kept_scales(
-    base: SiteGrid | None, before: SiteGrid | None, policy: Policy, blocks: int
+    base: SiteGrid | None, before: SiteGrid | None, policy: Policy, blocks: int, kind: int = Kind.GRADIENT
 ) -> np.ndarray | None:
     """Return what the scale of none of a site's ``blocks`` falls below in this step; None if there is no such limit.
 
@@ -200,18 +205,18 @@ def kept_scales(
         policy: with a scale for every row the limit is an octave below the lowest scale of the step before. Noise follows
             a gradient up and down, but not into the dip of a single step.
         blocks: of the site now.
+        kind: of the site; a buffer's noise, where that is all it is, does not fall with it.
     """
-    grid = before if policy.row_scales else base
+    is_lifted = base is not None and may_be_lifted(policy, kind, base)
+    falls = policy.row_scales and not is_lifted
+    grid = before if falls else base
     if grid is None or grid.scales.size != blocks or is_noise_only(grid):
         return None
-    return np.full(blocks, int(grid.scales.min()) - 1) if policy.row_scales else grid.scales
+    return np.full(blocks, int(grid.scales.min()) - 1) if falls else grid.scales
 
 
 def sampled_scale(previous: SiteGrid | None, x: Tensor) -> np.ndarray | None:
-    """Return the scale of an activation site from an even sample of its elements, as ``settled_scales``; None for zeros.
-
-    A header states what was used, so a sample will do; both sides take the same one.
-    """
+    """Return the scale of an activation site from an even sample of its elements, as ``settled_scales``; None for zeros."""
     flat = x.reshape(-1)
     rms = sampled_rms([flat])
     if not rms.any():
@@ -415,12 +420,16 @@ def held_grid(
     """Return one site's: ``grid`` is the one measured.
 
     That is taken of a decision, of a gradient that is noise only, but for one that has not outgrown being heard, and where there
-    was none. Any other site's quantum
-    follows its band, and only becomes coarser; an activation that is passed through stays so.
+    was none. Any other site's quantum follows its band, and only becomes coarser; an activation that is passed through stays so.
     """
     if before is None or kind == Kind.DECISION or before.scales.size != grid.scales.size:
         return grid
     if kind != Kind.GRADIENT:
+        if may_be_lifted(policy, kind, grid):  # over another scale the same noise asks for another band
+            rise = int(grid.scales[0]) - int(before.scales[0])
+            if rise > 0:
+                return grid
+            grid = site_grid(policy, kind, max(grid.band + rise, policy.buffer_band[0]), before.scales)
         return before if grid.band <= before.band else grid.with_scales(before.scales)
     if keeps_hearing(policy, before, grid) and not has_outgrown:
         return before

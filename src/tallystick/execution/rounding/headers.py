@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from tallystick.execution.noise.freedom import (
-    Excess,
-)
+from tallystick.execution.noise.buffers import limits_of_noise, widest_of_zeros
+from tallystick.execution.noise.freedom import Excess
 from tallystick.execution.noise.yardstick import BAND_OCTAVES, MOSTLY_NOISE, UNSURE, Yardstick
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import (
@@ -38,6 +37,7 @@ from tallystick.execution.rounding.grids import (
     loudest_band,
     lowest_floor,
     lowest_scale,
+    may_be_lifted,
     rise_since,
     row_scales_of,
     sampled_scale,
@@ -266,8 +266,10 @@ class HeaderChecks:
         # A loop of one's own may measure more than it trains in this step.
         if noise is not None and (noise.rms > 0.0 or place[0] in ACTIVATIONS):
             most = max(most, int(noise.scales.max()) + 1)
-        if place[0] in (Kind.BUFFER, Kind.LOSS):
+        if place[0] == Kind.LOSS:
             most = max(most, 0)  # what a calibration gives one of zeros
+        if place[0] == Kind.BUFFER and self.is_calibrated:
+            most = widest_of_zeros(self.policy, noise, grid.band, UNSEEN if self.chooses else most, most)
         if before is not None and place[0] == Kind.GRADIENT and before.scales.size == grid.scales.size:
             least = before.scales.astype(np.int64)
             is_measured = self.is_calibrated and noise is not None and noise.rms > 0.0
@@ -338,11 +340,13 @@ class HeaderChecks:
         allowed = own + (EXACT_SCALE_SLACK if exact and self.base.sites else SCALE_SLACK)
         place = (int(kind), ordinal)
         base, before = self._base_of(place), self._grid_before(place)
-        kept = kept_scales(base, before, self.policy, grid.scales.size)
+        kept = kept_scales(base, before, self.policy, grid.scales.size, kind)
         allowed = allowed if kept is None else np.maximum(allowed, kept)
         if self.is_mostly_noise(place, rms, x.numel()) or self._noise_floor(place) is not None:
             allowed = allowed + NOISE_GROWS
         allowed = self._scales_of_zeros(place, rms, allowed)
+        if self.is_calibrated and may_be_lifted(self.policy, kind, grid):
+            return  # only who has measured its noise too can say that it is too wide
         over = grid.scales.astype(np.int64) - allowed
         if int(over.max()) > 0:
             block = int(over.argmax())
@@ -414,7 +418,7 @@ class HeaderChecks:
         if exact and kind == Kind.GRADIENT:
             narrowest, widest = self._row_limits(place, rms, unsure, numel)
         else:
-            kept = kept_scales(self._base_of(place), before, self.policy, rms.size)
+            kept = kept_scales(self._base_of(place), before, self.policy, rms.size, kind)
             narrowest, widest = scale_limits(before, rms, UNSURE * unsure, kept, exact)
             if exact and self._is_chosen(place) and noise is not None and noise.scales.size == rms.size:
                 widest = np.maximum(widest, noise.scales)
@@ -422,6 +426,9 @@ class HeaderChecks:
                 self._is_chosen(place) and kind != Kind.GRADIENT
             ):  # whose scales are then new ones, without slack
                 narrowest = np.minimum(narrowest, scale_limits(None, rms, UNSURE * unsure, kept)[0] - 1)
+            if self.is_calibrated and may_be_lifted(self.policy, kind, grid):
+                least = None if self.chooses or before is None else before.scales
+                narrowest, widest = limits_of_noise(self.policy, noise, rms, least, widest)
         stated, usual = grid.scales.astype(np.int64), widest
         widest = self._scales_of_zeros(place, rms, usual)
         self.is_kept = bool((stated > usual).any())
