@@ -74,7 +74,7 @@ _tally() {
         "tally monitor demo") words="--help --json --keep" ;;
         "tally monitor memory") words="--beacon --help --job --json --records --svg" ;;
         "tally monitor report") words="--chip --help --job --json" ;;
-        "tally monitor verify") words="--beacon --chip --findings --help --html --inspection --job --json --largest --memory --segments --trust" ;;
+        "tally monitor verify") words="--attestation --beacon --chip --findings --help --html --inspection --job --json --largest --memory --nonce --segments --since --snapshots-per-day --trust --until --use" ;;
         "tally neutral") words="--help" ;;
         "tally neutral check") words="--help --json" ;;
         "tally neutral order") words="--budget --constant-time --help --input --json --key --memory-mb --out --output --owner --program --repeats --report --scratch-mb --seconds --verifier" ;;

@@ -344,6 +344,7 @@ complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subco
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from report' -l help
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from report' -l job
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from report' -l json
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l attestation
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l beacon
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l chip
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l findings
@@ -354,8 +355,13 @@ complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subco
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l json
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l largest
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l memory
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l nonce
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l segments
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l since
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l snapshots-per-day
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l trust
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l until
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l use
 complete -c tally -f -n '__fish_seen_subcommand_from neutral; and not __fish_seen_subcommand_from check order pack run show sign verify' -a 'check order pack run show sign verify'
 complete -c tally -n '__fish_seen_subcommand_from neutral' -l help
 complete -c tally -n '__fish_seen_subcommand_from neutral; and __fish_seen_subcommand_from check' -l help

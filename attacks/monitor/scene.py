@@ -21,11 +21,12 @@ import numpy as np
 
 from tallystick.commit.state import Entry, summarise
 from tallystick.execution.job import Job, JobSource, find_source
-from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, CollectorPort, attest_head
-from tallystick.fleet.agent.chip_log import ChipHead, NumberedFinding, read_log, verify_log
+from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, CollectorPort
+from tallystick.fleet.agent.chip_log import ChipHead, NumberedFinding, verify_log
 from tallystick.fleet.agent.chip_record import DAY_MS, Firmware, Genesis, LoggedRecord
 from tallystick.fleet.agent.memory import Region
 from tallystick.fleet.attestation.assurance import CheckedEvidence, parse_attestation
+from tallystick.fleet.provenance.observation import ObservationPlan
 from tallystick.fleet.provenance.transcripts import Lineage
 from tallystick.fleet.provenance.verification import OwnerVerdict
 from tallystick.integrations.watching import Inquiry, KnownChip, OwnerFolder, RunReplayer, verify_owner
@@ -39,6 +40,8 @@ from tallystick.testing.attacks import must, play_attack
 from tallystick.testing.cheats import TamperedSource, forge
 from tallystick.testing.held_memory import HeldMemory
 from tallystick.testing.watched import (
+    FIRST_DAY,
+    RATE,
     Course,
     Fleet,
     SimulatedChip,
@@ -101,8 +104,8 @@ class Scene:
 
     # -- chips and owners ------------------------------------------------------------------------
 
-    def fleet(self, chips: int = 1, owner: str = "owner") -> Fleet:
-        made = Fleet(self.folder / owner, UEIDS[:chips])
+    def fleet(self, chips: int = 1, owner: str = "owner", rate: int = RATE) -> Fleet:
+        made = Fleet(self.folder / owner, UEIDS[:chips], rate=rate)
         self.fleets.append(made)
         return made
 
@@ -128,10 +131,19 @@ class Scene:
         report_run(fleet, chips, directory, trained, chosen, COURSE)
         return RunDirectory(directory)
 
-    def verdict(self, fleet: Fleet, *, random_segments: int = 2, memory: int = 0) -> OwnerVerdict:
-        """Return what an inspector says who reads the chips and then verifies what was declared."""
-        known = {chip.ueid.hex(): inspect(fleet, chip) for chip in fleet.chips}
-        inquiry = Inquiry(BEACON, random_segments, 1, memory_records=memory)
+    def verdict(
+        self,
+        fleet: Fleet,
+        *,
+        random_segments: int = 2,
+        memory: int = 0,
+        use: Mapping[str, float] | None = None,
+        attest: bool = True,
+    ) -> OwnerVerdict:
+        """Return what an inspector says who reads the chips, all watched since the first day, and verifies what was declared."""
+        known = {chip.ueid.hex(): inspect(chip, attest=attest) for chip in fleet.chips}
+        plan = ObservationPlan(RATE, FIRST_DAY, FIRST_DAY + max(fleet.time.now, 1), use or {})
+        inquiry = Inquiry(BEACON, random_segments, 1, memory_records=memory, plan=plan)
         return verify_owner("owner", OwnerFolder(fleet.out), known, find_source, inquiry)[0]
 
     def close(self) -> None:
@@ -139,14 +151,13 @@ class Scene:
             fleet.close()
 
 
-def inspect(fleet: Fleet, chip: SimulatedChip) -> KnownChip:
+def inspect(chip: SimulatedChip, *, attest: bool = True) -> KnownChip:
     """Return what an inspector knows who stood before the chip: its registered key, and its head for a fresh nonce."""
-    key, nonce = chip_key(chip.ueid), os.urandom(32)
-    log, _ = read_log(ChipDirectory(fleet.out / "chips" / chip.ueid.hex()).frames(), key.public_key)
-    attested = parse_attestation(
-        attest_head(log[-1], nonce, bytes(16), "simulated", key), key.public_key, nonce
-    )
-    return KnownChip(key.public_key, (attested.head,), CheckedEvidence(known_key=True, attestation=attested))
+    key, nonce = chip_key(chip.ueid).public_key, os.urandom(32)
+    if not attest:
+        return KnownChip(key, (), CheckedEvidence(known_key=True))
+    attested = parse_attestation(chip.agent.attest(nonce), key, nonce)
+    return KnownChip(key, (attested.head,), CheckedEvidence(known_key=True, attestation=attested))
 
 
 def violations(verdict: OwnerVerdict) -> dict[int, NumberedFinding]:

@@ -27,6 +27,7 @@ from tallystick.fleet.agent.memory import SnapshotOpening, verify_opening
 from tallystick.fleet.attestation.assurance import Assurance, CheckedEvidence, derive_assurance
 from tallystick.fleet.provenance.matcher import PageReader, SnapshotMatch, State, match_snapshot
 from tallystick.fleet.provenance.memorisation import judge_memory
+from tallystick.fleet.provenance.observation import ObservationPlan
 from tallystick.fleet.provenance.submission import DeclaredRun, OwnerFolder
 from tallystick.fleet.provenance.transcripts import (
     verify_report,
@@ -61,7 +62,8 @@ class KnownChip:
 class Inquiry:
     """How an owner is verified: the beacon after the reports, how many segments, and what is plausible.
 
-    ``memory_records`` of each segment are looked for in the model's memory, 0 for none.
+    ``memory_records`` of each segment are looked for in the model's memory, 0 for none. Without a ``plan`` of how the chips were
+    to be observed nothing passes.
     """
 
     beacon: bytes
@@ -71,6 +73,7 @@ class Inquiry:
     plausibility: Plausibility | None = None
     limits: LogLimits | None = None
     memory_records: int = 0
+    plan: ObservationPlan | None = None
 
 
 @dataclass
@@ -130,12 +133,18 @@ def verify_owner(
         matches[item.chip][item.seq] = item.found
     doubtful = _doubtful(declared, evidence)
     views = [
-        ChipView(ueid, log, found, level, matches[ueid], frozenset(seq for u, seq in doubtful if u == ueid))
-        for ueid, (log, found, level) in logs.items()
-    ]
+        ChipView(
+            ueid, *logs[ueid], matches[ueid], frozenset(seq for u, seq in doubtful if u == ueid), chip.evidence.attestation
+        )
+        for ueid, chip in known.items()
+    ]  # fmt: skip
     by_ueid = {view.ueid: view for view in views}
     verdicts = [judge_run(evidence[run.name], by_ueid, inquiry.plausibility) for run in declared]
-    return judge_owner(owner, views, verdicts), views, [evidence[run.name] for run in declared]
+    return (
+        judge_owner(owner, views, verdicts, plan=inquiry.plan),
+        views,
+        [evidence[run.name] for run in declared],
+    )
 
 
 def _doubtful(declared: Sequence[DeclaredRun], evidence: Mapping[str, RunEvidence]) -> set[tuple[str, int]]:

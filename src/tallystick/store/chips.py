@@ -71,6 +71,11 @@ class ChipDirectory:
         return self.path / "observed"
 
     @property
+    def attestation_path(self) -> Path:
+        """What the running agent attested last."""
+        return self.path / "attestation.cwt"
+
+    @property
     def requests_path(self) -> Path:
         """Where the owner leaves requests."""
         return self.path / "requests"

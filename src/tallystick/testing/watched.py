@@ -62,6 +62,7 @@ SETTINGS = {"width": "8", "batch": "16", "steps": str(STEPS)}
 RATE = 1000  # thousandths of a snapshot a day
 STEP_MS = DAY_MS // 4  # simulated time that a step takes
 FLEET_FIRMWARE = Firmware(hashlib.sha256(b"simulated firmware").digest(), 1)
+FIRST_DAY = 1_770_000_000_000  # milliseconds since 1970
 PAGE = 4096
 TORN_SHARE = 0.2
 
@@ -95,7 +96,7 @@ class SimulatedTime:
 
     def wall(self) -> int:
         """Return the same, since some day in 2026."""
-        return 1_770_000_000_000 + self.now
+        return FIRST_DAY + self.now
 
 
 @dataclass
@@ -117,6 +118,10 @@ class Memory:
             width = memoryview(entry.data).nbytes // max(int(np.prod(entry.shape)), 1)
             data = memoryview(entry.data).cast("B")[piece.start * width : (piece.start + piece.count) * width]
             self.now.append((Region(piece.region, entry.dtype, _kind(piece.entry), len(data)), bytes(data)))
+
+    def clear(self) -> None:
+        """Hold nothing: no program runs."""
+        self.before, self.now = [], []
 
     def read(self) -> list[tuple[Region, bytes]]:
         """Return the memory; torn, it is new up to a place and old behind it."""
@@ -150,7 +155,7 @@ class SimulatedChip:
 class Fleet:
     """An owner's chips, and the time they share."""
 
-    def __init__(self, out: Path, ueids: Sequence[bytes], *, seed: int = 0) -> None:
+    def __init__(self, out: Path, ueids: Sequence[bytes], *, seed: int = 0, rate: int = RATE) -> None:
         self.out, self.time, self.chips = out, SimulatedTime(), list[SimulatedChip]()
         self._chance = random.Random(seed)
         for ueid in ueids:
@@ -161,7 +166,7 @@ class Fleet:
             genesis = Genesis(
                 "tallystick", "simulated chip", "simulated", hashlib.sha256(b"owner").digest(), "local"
             )
-            settings = ChipSettings(ueid, FLEET_FIRMWARE, genesis, RATE, PAGE)
+            settings = ChipSettings(ueid, FLEET_FIRMWARE, genesis, rate, PAGE)
             memory = Memory(())
             probe = HeldMemory(memory.read)
             draw = random.Random(f"{seed} {ueid.hex()}").expovariate  # a real chip's nobody can foresee
@@ -180,13 +185,16 @@ class Fleet:
             torn = bool(chip.memory.before) and self._chance.random() < TORN_SHARE and chip in chips
             chip.memory.tear = self._chance.random() if torn else None
             chip.probe.torn = torn
-            if chip in chips and chip.agent.poll() is not None:
+            if chip not in chips:
+                chip.memory.clear()
+            if chip.agent.poll() is not None and chip in chips:
                 taken, _ = snapshots_of(chip.agent.log)[-1]
                 chip.steps[taken.record.seq] = steps_done - torn
 
     def close(self) -> None:
-        """End the agents."""
+        """End the agents; what each logs last says until when it was alive."""
         for chip in self.chips:
+            chip.agent.self_test()
             chip.agent.stop()
 
 

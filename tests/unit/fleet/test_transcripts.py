@@ -40,6 +40,7 @@ from tallystick.fleet.agent.memory import (
 from tallystick.fleet.attestation.assurance import Assurance
 from tallystick.fleet.provenance.matcher import SnapshotMatch, match_snapshot
 from tallystick.fleet.provenance.memorisation import RunMemory, SegmentMemory
+from tallystick.fleet.provenance.observation import ObservationPlan
 from tallystick.fleet.provenance.transcripts import (
     COMMITMENT_TAG,
     Lineage,
@@ -271,8 +272,8 @@ def test_decoy_weights_leave_the_real_ones_unexplained() -> None:
     match = match_snapshot(snapshot([*decoy, (real[0], bytes(real[1]))]), pieces, [(2, state(2))])
     assert (match.status, match.unexplained_bytes) == ("exact", 2800)
     chip = chip_view({3: ("0" * 64, match)})
-    assert [f.rule for f in judge_owner("o", [chip], []).findings] == [111]
-    generous = judge_owner("o", [chip], [], unexplained_limit=0.5)
+    assert [f.rule for f in judge_owner("o", [chip], [], plan=PLAN).findings] == [111]
+    generous = judge_owner("o", [chip], [], plan=PLAN, unexplained_limit=0.5)
     assert (
         generous.findings == ()
     )  # the limit: what a reader tolerates as workspace can hide a model of that size
@@ -381,7 +382,10 @@ def logged(events: list[tuple[Event, float]]) -> list[LoggedRecord]:
     for event, days in [(genesis, 0.0), *events]:
         active += int(days * DAY_MS)
         clocks = Clocks(
-            sum(isinstance(r.record.event, Boot) for r in log) + isinstance(event, Boot), active, active
+            sum(isinstance(r.record.event, Boot) for r in log) + isinstance(event, Boot),
+            active,
+            active,
+            active,
         )
         previous = log[-1].digest if log else NO_RECORD
         log.append(
@@ -401,6 +405,7 @@ def chip_view(
 
 
 GOOD = SnapshotMatch("exact", 2, (), 0, 0, 5800)
+PLAN = ObservationPlan(100, 0, DAY_MS)
 
 
 def evidence(report: RunReport, **more: object) -> RunEvidence:
@@ -471,19 +476,19 @@ def test_many_short_runs_must_lead_back_to_an_initialisation() -> None:
 
 def test_unexplained_and_hidden_snapshots_are_found() -> None:
     run = made()[0].run
-    assert judge_owner("o", [chip_view({3: (run, GOOD)})], []).complete == "pass"
-    silent = judge_owner("o", [chip_view({3: None})], [])
+    assert judge_owner("o", [chip_view({3: (run, GOOD)})], [], plan=PLAN).complete == "pass"
+    silent = judge_owner("o", [chip_view({3: None})], [], plan=PLAN)
     assert (silent.complete, silent.verdict, {f.rule for f in silent.findings}) == ("fail", "fail", {110})
     doubtful = replace(chip_view({3: None}), doubtful=frozenset({3}))
-    assert judge_owner("o", [doubtful], []).complete == "unknown"
+    assert judge_owner("o", [doubtful], [], plan=PLAN).complete == "unknown"
     cut = chip_view({3: (run, GOOD)}, findings=(NumberedFinding(11, "truncated", 9, "x"),))
-    assert judge_owner("o", [cut], []).complete == "fail"
+    assert judge_owner("o", [cut], [], plan=PLAN).complete == "fail"
     assert judge_owner("o", [], []).verdict == judge_owner("o", [], []).complete == "unknown"
     for unexplained, complete in ((0, "pass"), (1, "fail")):
         some = replace(GOOD, unexplained_bytes=unexplained)
-        assert judge_owner("o", [chip_view({3: (run, some)})], []).complete == complete
+        assert judge_owner("o", [chip_view({3: (run, some)})], [], plan=PLAN).complete == complete
     assert (
-        judge_owner("o", [chip_view({3: (run, GOOD)})], []).fleet == "unknown"
+        judge_owner("o", [chip_view({3: (run, GOOD)})], [], plan=PLAN).fleet == "unknown"
     )  # never a transcript's to say
 
 
@@ -502,11 +507,12 @@ def test_an_empty_snapshot_counts_in_the_middle_of_a_run_only() -> None:
     full = replace(empty, pages=23, size=5800)
     first: list[tuple[Event, float]] = [(Boot(bytes(16)), 0.0), (LoggedPrecommit(b"\1" * 32), 0.0)]
 
-    def severity(taken: list[Snapshot]) -> set[tuple[int, str]]:
+    def severity(taken: list[Snapshot], hours: float = 48.0) -> set[tuple[int, str]]:
         log = logged([*first, *((event, 1.0) for event in taken)])
         matches = {3 + at: (("0" * 64, GOOD) if event.size else None) for at, event in enumerate(taken)}
         chip = ChipView(UEID.hex(), log, (), Assurance(0, ()), matches)
-        return {(f.rule, f.severity) for f in judge_owner("o", [chip], []).findings}
+        plan = ObservationPlan(100, 0, len(taken) * DAY_MS, {UEID.hex(): hours})
+        return {(f.rule, f.severity) for f in judge_owner("o", [chip], [], plan=plan).findings}
 
     assert severity([empty, full, full, empty]) == {(112, "note")}
     assert severity([full, empty, full]) == {(112, "unknown")}

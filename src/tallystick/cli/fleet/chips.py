@@ -41,15 +41,17 @@ from tallystick.cli.options import AsJson, argument, flag, load_chip_keys, optio
 from tallystick.cli.terminal import answer, print_json, say
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, attest_head, boot_log
+from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, boot_log
 from tallystick.fleet.agent.chip_log import ChipHead, read_log, verify_log
 from tallystick.fleet.agent.chip_record import Boot
 from tallystick.fleet.agent.collector import Collector, parse_receipt, verify_receipt
 from tallystick.fleet.agent.memory import Probe
 from tallystick.fleet.agent.probes import ProcessMemory, SharedMemory
 from tallystick.fleet.attestation.assurance import (
+    NONCE_BYTES,
     TOKEN_LIMIT,
     CheckedEvidence,
+    attest_head,
     derive_assurance,
     parse_attestation,
 )
@@ -63,6 +65,7 @@ from tallystick.store.journal import read_journal
 from tallystick.store.keys import load_key, load_public_key, write_key
 
 WAIT = 10.0  # seconds that a request waits for a running agent
+LIVE = 3.0  # seconds after which an agent that was asked for an attestation does not run
 
 app = typer.Typer(
     help="Chips that log snapshots of their memory, and who collects the logs.", no_args_is_help=True
@@ -309,15 +312,18 @@ def attest(
         Path | None, option("--tpm", "FILE", "Write there what the chip's TPM says about key, head and boot.")
     ] = None,
 ) -> int:
-    """Sign the log's head for a nonce: shows whom it is handed to that the log ends there."""
+    """Sign the log's head for a nonce: shows whom it is handed to that the log ends there. A running agent says since when."""
     chip, settings, _ = load_chip(directory)
     key = signer_of(chip)
+    asked = parse_hex(nonce, n_bytes=len(nonce) // 2, what="--nonce")
+    token = _attested_now(chip, asked)
     log = boot_log(chip, key.public_key)
     if not log:
         raise InvalidInput(f"{directory}: the log is empty; start the agent once")
-    seed = next((r.record.event.seed for r in reversed(log) if isinstance(r.record.event, Boot)), b"")
-    asked = parse_hex(nonce, n_bytes=len(nonce) // 2, what="--nonce")
-    token = attest_head(log[-1], asked, seed, settings.genesis.agent, key)
+    if token is None:
+        seed = next((r.record.event.seed for r in reversed(log) if isinstance(r.record.event, Boot)), b"")
+        token = attest_head(log[-1], asked, seed, settings.genesis.agent, key)
+        say(f"{directory}: no agent runs, so nothing is attested of the time after the last record")
     if tpm is not None:
         write_tpm_evidence(chip, tpm, log[-1], asked)
     write_whole(out, token)
@@ -338,6 +344,18 @@ def precommit(
     log_precommit(directory, parse_hex(digest, n_bytes=32, what="pre-commitment"))
     say(f"pre-commitment {digest} is logged")
     return 0
+
+
+def _attested_now(chip: ChipDirectory, nonce: bytes) -> bytes | None:
+    """Return what the chip's running agent attests; None if none runs."""
+    request = chip.ask(f"attest-{nonce.hex()}")
+    deadline = time.monotonic() + LIVE
+    while request.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if request.exists():
+        chip.done(request.name)
+        return None
+    return read_whole(chip.attestation_path, limit=TOKEN_LIMIT, what="an attestation")
 
 
 def log_precommit(directory: Path, digest: bytes) -> None:
@@ -390,6 +408,8 @@ def _do_requests(chip: ChipDirectory, made: ChipAgent) -> None:
         if kind == "precommit" and len(text) == 64:
             made.precommit(parse_hex(text, n_bytes=32, what="request"))
             say(f"record {made.log[-1].record.seq}: pre-commitment {text[:16]}..")
+        elif kind == "attest" and len(text) <= 2 * max(NONCE_BYTES):
+            write_whole(chip.attestation_path, made.attest(bytes.fromhex(text)))
         chip.done(name)
 
 

@@ -14,6 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tallystick.cli.fleet.observing import (
+    Attestations,
+    Nonce,
+    Rate,
+    Since,
+    Until,
+    Use,
+    answered,
+    plan_of,
+)
 from tallystick.cli.options import (
     AsJson,
     JobName,
@@ -28,7 +38,9 @@ from tallystick.cli.profiles import python
 from tallystick.cli.terminal import answer, console, print_json, say
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, StoreError, TallyError
+from tallystick.fleet.agent.chip_record import DAY_MS
 from tallystick.fleet.provenance.memorisation import LEAST_RECORDS
+from tallystick.fleet.provenance.observation import ObservationPlan
 from tallystick.fleet.provenance.owner_findings import owner_findings
 from tallystick.reports.layout import GOOD, page
 from tallystick.reports.monitoring import FleetReport, OwnerReport
@@ -38,6 +50,7 @@ if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
     from tallystick.fleet.attestation.assurance import Attestation
     from tallystick.integrations.watching import KnownChip
+    from tallystick.signing.keys import PublicKey
 
 app = typer.Typer(help="Check declared training runs against the logs of the chips.", no_args_is_help=True)
 EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
@@ -47,12 +60,27 @@ STORIES = {
     "unreported": "declares the run of one chip, is silent about that of another",
     "glued": "swaps in another model's weights half-way, glues two runs into one transcript",
 }
+DAYS, FIRST_DAY = 15, 1_770_000_000_000  # of the simulated chips, in milliseconds since 1970
+PLAN = ObservationPlan(rate=1000, since=FIRST_DAY, until=FIRST_DAY + DAYS * DAY_MS)
 EXPECTED = {"honest": "pass", "unreported": "fail", "glued": "fail"}
 
 Keep = Annotated[
     Path | None,
     option(
         "--keep", "DIR", "A new or empty directory for everything; by default a temporary one, which stays."
+    ),
+]
+
+RandomSegments = Annotated[
+    int, option("--segments", "N", "Segments of each run to repeat at random.", least=1)
+]
+LargestSegments = Annotated[
+    int, option("--largest", "N", "Segments with the largest updates to repeat too.", least=0)
+]
+MemoryRecords = Annotated[
+    int,
+    option(
+        "--memory", "N", "Records of each segment to look for in the model's memory; 0 for none.", least=0
     ),
 ]
 
@@ -71,24 +99,21 @@ def verify(
     beacon: Annotated[
         str, option("--beacon", "HEX", "32 bytes that became public after the reports were committed.")
     ],
-    segments: Annotated[
-        int, option("--segments", "N", "Segments of each run to repeat at random.", least=1)
-    ] = 2,
-    largest: Annotated[
-        int, option("--largest", "N", "Segments with the largest updates to repeat too.", least=0)
-    ] = 1,
-    memory: Annotated[
-        int,
-        option(
-            "--memory", "N", "Records of each segment to look for in the model's memory; 0 for none.", least=0
-        ),
-    ] = 0,
+    segments: RandomSegments = 2,
+    largest: LargestSegments = 1,
+    memory: MemoryRecords = 0,
     job: JobName = None,
     inspections: Annotated[
         list[Path] | None,
         option("--inspection", "DIR", "A sealed inspection package: logs must hold what its chips attested."),
     ] = None,
     trust: PerhapsTrusted = None,
+    rate: Rate = None,
+    since: Since = None,
+    until: Until = None,
+    use: Use = None,
+    attestations: Attestations = None,
+    nonce: Nonce = None,
     html: Annotated[Path | None, option("--html", "FILE", "Write the report as one page.")] = None,
     findings: Annotated[
         Path | None, option("--findings", "FILE", "Write what was found, for `tally rules judge`.")
@@ -102,9 +127,14 @@ def verify(
         raise StoreError(f"{folder}: there is no such folder")
     if 0 < memory < LEAST_RECORDS:
         raise InvalidInput(f"--memory {memory}: {LEAST_RECORDS} records or more are needed, or 0")
-    known = _known_chips(chips, _attested(inspections or [], trust))
+    keys = load_chip_keys(chips)
+    known = _known_chips(keys, _attested(inspections or [], trust), answered(attestations or [], nonce, keys))
     inquiry = Inquiry(
-        parse_hex(beacon, n_bytes=32, what="--beacon"), segments, largest, memory_records=memory
+        parse_hex(beacon, n_bytes=32, what="--beacon"),
+        segments,
+        largest,
+        memory_records=memory,
+        plan=plan_of(rate, since, until, use or [], keys),
     )
 
     def source_of(stated: str) -> JobSource:
@@ -206,14 +236,14 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> int:
     for owner in PARTS:
         folder = OwnerFolder(place / owner)
         known = {ueid: _inspect(folder.path / "chips" / ueid) for ueid in ueids[owner]}
-        inquiry = Inquiry(beacon, plausibility=Plausibility(1e6))
+        inquiry = Inquiry(beacon, plausibility=Plausibility(1e6), plan=PLAN)
         say(f"- inspecting the chips of {owner}")
         owners.append(
             OwnerReport(*verify_owner(owner, folder, known, find_shipped, inquiry, progress=lambda _: None))
         )
     facts = {
         "beacon": beacon.hex(),
-        "simulated_days": 15,
+        "simulated_days": DAYS,
         "snapshots_per_chip_day": 1,
         "random_segments_per_run": 2,
         "job": "digits, 60 steps, policy fp32",
@@ -230,16 +260,20 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> int:
     return 0 if right else 1
 
 
-def _known_chips(chips: Sequence[str], attested: Mapping[str, Sequence[Attestation]]) -> dict[str, KnownChip]:
-    """Return what is known of the chips named: their keys, and what they attested where they were inspected."""
+def _known_chips(
+    keys: Mapping[str, PublicKey],
+    inspected: Mapping[str, Sequence[Attestation]],
+    asked: Mapping[str, Sequence[Attestation]],
+) -> dict[str, KnownChip]:
+    """Return what is known of chips: their keys, and what they attested where they were inspected, or for a nonce."""
     from tallystick.fleet.attestation.assurance import CheckedEvidence
     from tallystick.integrations.watching import KnownChip
 
     known: dict[str, KnownChip] = {}
-    for ueid, key in load_chip_keys(chips).items():
-        seen = attested.get(ueid, [])
-        last = max(seen, key=lambda each: each.head.seq, default=None)
-        evidence = CheckedEvidence(known_key=True, attestation=last, inspected=bool(seen))
+    for ueid, key in keys.items():
+        seen = [*inspected.get(ueid, []), *asked.get(ueid, [])]
+        last = max(seen, key=lambda each: (each.head.seq, each.uptime), default=None)
+        evidence = CheckedEvidence(known_key=True, attestation=last, inspected=ueid in inspected)
         known[ueid] = KnownChip(key, tuple(each.head for each in seen), evidence)
     return known
 
@@ -290,8 +324,8 @@ def _train(place: Path, owner: str, ueids: Sequence[str]) -> None:
 
 def _inspect(path: Path) -> KnownChip:
     """Go to a chip: take its key as it was registered, and have its log's head attested for a fresh nonce."""
-    from tallystick.fleet.agent.agent import attest_head, boot_log
-    from tallystick.fleet.attestation.assurance import CheckedEvidence, parse_attestation
+    from tallystick.fleet.agent.agent import boot_log
+    from tallystick.fleet.attestation.assurance import CheckedEvidence, attest_head, parse_attestation
     from tallystick.integrations.watching import KnownChip
     from tallystick.store.chips import ChipDirectory
     from tallystick.store.keys import load_key, load_public_key

@@ -56,12 +56,10 @@ from tallystick.fleet.agent.memory import (
     check_page_size,
     hash_memory,
 )
-from tallystick.signing.cose import EAT, encode_cbor, sign1
+from tallystick.fleet.attestation.assurance import attest_head
 from tallystick.signing.keys import PublicKey, Signer
 from tallystick.store.chips import ChipDirectory
 
-PROFILE = "1.3.6.1.4.1.42623.1.3"  # OCP's EAT profile
-NONCE_BYTES = (8, 64)  # RFC 9711 section 4.1
 LEAST_CAPACITY = 8
 NAP = 0.25  # seconds between two looks at the clock: the same whether or not a snapshot is near
 RETRY_SECONDS = 0.1
@@ -343,7 +341,9 @@ class ChipAgent:
         Raises:
             InvalidInput: the nonce has not 8 to 64 bytes.
         """
-        return attest_head(self.log[-1], nonce, self._boot_seed, self.settings.genesis.agent, self._signer)
+        uptime = self._clock.monotonic() - self._started
+        agent = self.settings.genesis.agent
+        return attest_head(self.log[-1], nonce, self._boot_seed, agent, self._signer, uptime=uptime)
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -460,30 +460,6 @@ class ChipAgent:
         for event in waiting:
             if not self.is_full and len(self.log) + 1 < self.settings.capacity:
                 self._append(event)
-
-
-def attest_head(head: LoggedRecord, nonce: bytes, boot_seed: bytes, agent: str, signer: Signer) -> bytes:
-    """Return an EAT-shaped statement of a log's head, signed for ``nonce``.
-
-    Raises:
-        InvalidInput: the nonce has not 8 to 64 bytes.
-    """
-    least, most = NONCE_BYTES
-    if not least <= len(nonce) <= most:
-        raise InvalidInput(f"attestation: a nonce has {least} to {most} bytes, not {len(nonce)}")
-    record = head.record
-    claims = {
-        10: nonce,
-        256: record.ueid,
-        261: record.clocks.uptime // 1000,
-        263: 0 if record.firmware.debug else 2,
-        265: PROFILE,
-        267: record.clocks.boots,
-        268: boot_seed,
-        -70002: record.seq.to_bytes(8, "big") + head.digest,
-        -70003: agent,
-    }
-    return sign1(encode_cbor(claims), EAT, signer)
 
 
 def boot_log(directory: ChipDirectory, key: PublicKey) -> list[LoggedRecord]:

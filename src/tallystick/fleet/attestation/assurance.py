@@ -21,8 +21,8 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.agent.chip_log import ChipHead, NumberedFinding
 from tallystick.fleet.agent.chip_record import Genesis, LoggedRecord
 from tallystick.fleet.attestation.tpm_verification import TpmFacts
-from tallystick.signing.cose import EAT, open_sign1, parse_cbor
-from tallystick.signing.keys import PublicKey
+from tallystick.signing.cose import EAT, encode_cbor, open_sign1, parse_cbor, sign1
+from tallystick.signing.keys import PublicKey, Signer
 
 MEANINGS = (
     "simulated, or nobody vouches for its key",
@@ -32,6 +32,8 @@ MEANINGS = (
     "endorsed firmware, inspected, in a reconciled registry",
 )
 TOKEN_LIMIT = 4096
+PROFILE = "1.3.6.1.4.1.42623.1.3"  # OCP's EAT profile
+NONCE_BYTES = (8, 64)  # RFC 9711 section 4.1
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,40 @@ class Assurance(Document, what="assurance", implied=("meaning",)):
 
     def __str__(self) -> str:
         return f"L{self.level}: {self.meaning}"
+
+
+def attest_head(
+    head: LoggedRecord,
+    nonce: bytes,
+    boot_seed: bytes,
+    agent: str,
+    signer: Signer,
+    *,
+    uptime: int | None = None,
+) -> bytes:
+    """Return an EAT-shaped statement of a log's head, signed for ``nonce``.
+
+    ``uptime`` is the live agent's, in milliseconds; that of the last record where no agent runs.
+
+    Raises:
+        InvalidInput: the nonce has not 8 to 64 bytes.
+    """
+    least, most = NONCE_BYTES
+    if not least <= len(nonce) <= most:
+        raise InvalidInput(f"attestation: a nonce has {least} to {most} bytes, not {len(nonce)}")
+    record = head.record
+    claims = {
+        10: nonce,
+        256: record.ueid,
+        261: (record.clocks.uptime if uptime is None else uptime) // 1000,
+        263: 0 if record.firmware.debug else 2,
+        265: PROFILE,
+        267: record.clocks.boots,
+        268: boot_seed,
+        -70002: record.seq.to_bytes(8, "big") + head.digest,
+        -70003: agent,
+    }
+    return sign1(encode_cbor(claims), EAT, signer)
 
 
 def parse_attestation(data: bytes, key: PublicKey, nonce: bytes) -> Attestation:

@@ -22,9 +22,16 @@ from tallystick.commit.field_rules import At, Via
 from tallystick.errors import InvalidInput
 from tallystick.fleet.agent.chip_log import NumberedFinding, Severity, snapshots_of
 from tallystick.fleet.agent.chip_record import LoggedPrecommit, LoggedRecord
-from tallystick.fleet.attestation.assurance import MEANINGS, Assurance
+from tallystick.fleet.attestation.assurance import MEANINGS, Assurance, Attestation
 from tallystick.fleet.provenance.matcher import SnapshotMatch
 from tallystick.fleet.provenance.memorisation import RunMemory
+from tallystick.fleet.provenance.observation import (
+    ObservationPlan,
+    chance_of_empty,
+    check_observed,
+    seconds_within,
+    snapshots_within,
+)
 from tallystick.fleet.provenance.transcripts import Lineage, RunReport
 from tallystick.numerics.random import permutation
 
@@ -33,6 +40,7 @@ RATIO_LIMIT = 0.1
 """Of |W' - W| / |dW| where there is no log: honest replays have 0.02, or 0.07 at the finest rates, interpolation about 1."""
 UNEXPLAINED_LIMIT = 0.0  # share of a snapshot's memory that may belong to nothing declared
 LEAST_RANDOM = 1
+LIKELY = 0.5  # chance from which on it says nothing that no snapshot of a chip in use holds memory
 
 Answer = Literal["pass", "fail", "unknown"]
 Method = Literal["exact", "ratio"]
@@ -133,7 +141,7 @@ def judge_ratio(outcome: SegmentOutcome, limit: float = RATIO_LIMIT) -> SegmentO
 
 @dataclass(frozen=True)
 class ChipView:
-    """What a verifier knows of one chip: its log, the findings on it, what it is worth, and its snapshots' matches.
+    """What a verifier knows of one chip: its log, the findings on it, what it is worth, its snapshots' matches, what it attested.
 
     ``matches`` holds, by the snapshot's counter, the run's root and the match, or None where no declared run explains it.
     ``doubtful`` are those that the owner claims for steps which could not be repeated here.
@@ -147,6 +155,7 @@ class ChipView:
         default_factory=dict[int, "tuple[str, SnapshotMatch] | None"]
     )
     doubtful: frozenset[int] = frozenset()
+    attested: Attestation | None = None
 
 
 @dataclass(frozen=True)
@@ -251,16 +260,22 @@ def judge_owner(
     chips: Sequence[ChipView],
     runs: Sequence[RunVerdict],
     *,
+    plan: ObservationPlan | None = None,
     unexplained_limit: float = UNEXPLAINED_LIMIT,
 ) -> OwnerVerdict:
-    """Return the verdict on an owner's chips and declared runs."""
+    """Return the verdict on an owner's chips and declared runs; without a ``plan`` nothing says that the chips were observed."""
     found: list[NumberedFinding] = []
+    if plan is None and chips:
+        text = "no plan says at what rate and over which time the chips were to be observed; what was not observed is unknown"
+        found.append(NumberedFinding(115, "no plan", None, text, "unknown"))
     for chip in chips:
         found += [
             NumberedFinding(f.rule, f.name, f.seq, f"chip {chip.ueid[-8:]}: {f.text}", f.severity)
             for f in chip.findings
         ]
-        found += _check_matches(chip, unexplained_limit)
+        if plan is not None:
+            found += check_observed(chip.ueid, chip.log, chip.attested, plan)
+        found += _check_matches(chip, unexplained_limit, plan)
     worst = {finding.severity for finding in found}
     complete: Answer = (
         "fail" if "violation" in worst else "unknown" if "unknown" in worst or not chips else "pass"
@@ -412,7 +427,7 @@ def _seconds_used(chip: ChipView, report: RunReport) -> float:
     return ((chip.log[-1].record.clocks.active if end is None else end) - start) / 1000.0
 
 
-def _check_matches(chip: ChipView, limit: float) -> list[NumberedFinding]:
+def _check_matches(chip: ChipView, limit: float, plan: ObservationPlan | None) -> list[NumberedFinding]:
     found: list[NumberedFinding] = []
     name = f"chip {chip.ueid[-8:]}"
     sizes = {r.record.seq: (event.size, event.run) for r, event in snapshots_of(chip.log)}
@@ -433,13 +448,28 @@ def _check_matches(chip: ChipView, limit: float) -> list[NumberedFinding]:
     within = [seq for seq in empty if _is_within(seq, sizes)]
     note(112, "empty snapshot", within, "are of no memory at all, in the middle of a run", "unknown")
     outside = [seq for seq in empty if seq not in within]
-    note(112, "empty snapshot", outside, "are of no memory at all, before or after a run", "note")
+    severity, more = _idleness(chip, empty, plan)
+    note(112, "empty snapshot", outside, f"are of no memory at all, before or after a run; {more}", severity)
     for seq, matched in sorted(chip.matches.items()):
         if matched is not None and matched[1].unexplained_bytes > limit * matched[1].size:
             share = 100 * matched[1].unexplained_bytes / matched[1].size
             text = f"{name}: {share:.3g} % of the memory of snapshot {seq} belongs to nothing declared"
             found.append(NumberedFinding(111, "unexplained memory", seq, text))
     return found
+
+
+def _idleness(chip: ChipView, empty: Sequence[int], plan: ObservationPlan | None) -> tuple[Severity, str]:
+    """Return what snapshots of no memory outside of runs are, and why: nothing ran, if a meter or an inspection says so too."""
+    hours = None if plan is None else plan.use.get(chip.ueid)
+    if plan is None or hours is None:
+        return "unknown", "no meter and no inspection says that the chip was not in use"
+    within = set(snapshots_within(chip.log, plan))
+    full = len(within.difference(empty))
+    chance = chance_of_empty(full, len(within), hours, seconds_within(chip.log, chip.attested, plan))
+    text = f"{full} of {len(within)} hold any, of a chip in use for {hours:g} hours; chance {chance:.1e}"
+    if chance < plan.limits.false_alarm:
+        return "violation", text
+    return ("unknown" if full == 0 and chance < LIKELY else "note"), text
 
 
 def _is_within(seq: int, sizes: Mapping[int, tuple[int, bytes]]) -> bool:

@@ -78,6 +78,11 @@ def _solve(rising: _Rising, value: float) -> float:
     return 0.5 * (low + high)
 
 
+def at_most(hits: int, trials: int, probability: float) -> float:
+    """P(X <= hits) for a binomial X."""
+    return 1.0 if hits >= trials else _at_least(trials - hits, trials, 1.0 - probability)
+
+
 def _at_least(hits: int, trials: int, probability: float) -> float:
     """P(X >= hits) for a binomial X; grows with the probability."""
     if probability <= 0.0 or probability >= 1.0:

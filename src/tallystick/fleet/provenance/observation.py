@@ -1,0 +1,210 @@
+"""Was a chip observed as a plan asks: at that rate, over that time? What was not is unknown (spec/monitoring.md 6).
+
+    plan = ObservationPlan(rate=1000, since=.., until=.., use={ueid: 240.0})
+    check_observed(name, log, attested, plan)       ->  findings 116 to 119; none if it was
+
+Pure. The time after a log's last record is the chip's attestation's to show, hours of use a meter's or an inspection's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from tallystick.errors import InvalidInput
+from tallystick.fleet.agent.chip_log import LogLimits, NumberedFinding, snapshots_of
+from tallystick.fleet.agent.chip_record import DAY_MS, LoggedRecord
+from tallystick.fleet.attestation.assurance import Attestation
+from tallystick.fleet.sampling.coverage import LARGEST_MEAN, at_most, deficit_p_value
+
+HOUR_MS = DAY_MS // 24
+LEAST_OFF = 0.01
+"""Share of the time asked for that a chip may be without a live agent, and nobody has to say whether it was in use then."""
+
+
+@dataclass(frozen=True)
+class ObservationPlan:
+    """What a plan asks of every chip, and what is known of its use from elsewhere.
+
+    Attributes:
+        rate: snapshots, in thousandths per day in use.
+        since, until: milliseconds since 1970.
+        use: hours between the two in which a chip (UEID, hexadecimal) was in use, by a meter or an inspection.
+        limits: the reader's: with what probability an honest chip may be accused, and how far clocks may be off.
+
+    Raises:
+        InvalidInput: no rate, no time, or more hours of use than there are.
+    """
+
+    rate: int
+    since: int
+    until: int
+    use: Mapping[str, float] = field(default_factory=dict[str, float])
+    limits: LogLimits = field(default_factory=LogLimits)
+
+    def __post_init__(self) -> None:
+        if self.rate < 1:
+            raise InvalidInput(
+                f"plan: {self.rate / 1000:g} snapshots a day; one in a thousand days is the least"
+            )
+        if self.since >= self.until:
+            raise InvalidInput(f"plan: from {date_of(self.since)} until {date_of(self.until)} is no time")
+        most = (self.until - self.since) / HOUR_MS
+        for ueid, hours in self.use.items():
+            if not 0.0 <= hours <= most:
+                raise InvalidInput(
+                    f"plan: chip {ueid[-8:]} in use for {hours:g} hours; there are 0 to {most:g}"
+                )
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """The time between two records, or after the last up to an attestation: wall clock, time in use, and the rate in force."""
+
+    begin: int
+    end: int
+    active: int
+    rate: int
+    seq: int
+
+    def share(self, plan: ObservationPlan) -> float:
+        """Return how much of it lies in the time that is asked for."""
+        inside = min(self.end, plan.until) - max(self.begin, plan.since)
+        return min(1.0, max(0, inside) / (self.end - self.begin)) if self.end > self.begin else 0.0
+
+
+def date_of(wall: int) -> str:
+    """Return milliseconds since 1970 as people write them, to the minute."""
+    try:
+        return datetime.fromtimestamp(wall / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):
+        return f"millisecond {wall}"
+
+
+def is_fresh(log: Sequence[LoggedRecord], attested: Attestation | None) -> bool:
+    """Whether a chip has attested, since it last booted, that its log ends where the one handed over does."""
+    if attested is None or not log:
+        return False
+    head, last = attested.head, log[-1]
+    return (head.seq, head.digest, attested.boots) == (
+        last.record.seq, last.digest, last.record.clocks.boots,
+    )  # fmt: skip
+
+
+def check_observed(
+    ueid: str, log: Sequence[LoggedRecord], attested: Attestation | None, plan: ObservationPlan
+) -> list[NumberedFinding]:
+    """Return what a chip's ``log`` lacks of what ``plan`` asks for; nothing of a log without records, of which rule 3 speaks."""
+    if not log:
+        return []
+    name, found = f"chip {ueid[-8:]}", list[NumberedFinding]()
+    stretches = _stretches(log, attested)
+    if stretches is None:
+        text = f"{name}: a record has no wall clock; when the chip was watched cannot be told"
+        return [NumberedFinding(116, "time", None, text, "unknown")]
+    found += _check_time(name, log, stretches, attested, plan)
+    inside = [(each, each.share(plan)) for each in stretches]
+    slow = next((each for each, share in inside if share > 0.0 and each.rate < plan.rate), None)
+    if slow is not None:
+        text = f"{name}: {slow.rate / 1000:g} snapshots a day from record {slow.seq} on, {plan.rate / 1000:g} are asked for"
+        found.append(NumberedFinding(117, "rate", slow.seq, text))
+    active = sum(each.active * share for each, share in inside)
+    found += _check_silence(name, len(snapshots_within(log, plan)), active, plan)
+    return found + _check_use(name, plan.use.get(ueid), active, plan)
+
+
+def snapshots_within(log: Sequence[LoggedRecord], plan: ObservationPlan) -> list[int]:
+    """Return the counters of the snapshots taken in the time that is asked for."""
+    return [
+        logged.record.seq
+        for logged, _ in snapshots_of(log)
+        if logged.record.clocks.wall is not None and plan.since <= logged.record.clocks.wall <= plan.until
+    ]
+
+
+def seconds_within(log: Sequence[LoggedRecord], attested: Attestation | None, plan: ObservationPlan) -> float:
+    """Return for how many seconds of the time asked for a live agent watched the chip."""
+    stretches = _stretches(log, attested) or []
+    return sum(each.active * each.share(plan) for each in stretches) / 1000.0
+
+
+def chance_of_empty(full: int, taken: int, hours: float, seconds: float) -> float:
+    """Return how likely ``full`` snapshots or fewer of ``taken`` hold memory on a chip in use for ``hours`` of ``seconds``."""
+    share = min(1.0, 3600.0 * hours / seconds) if seconds > 0.0 else 0.0
+    return at_most(full, taken, share)
+
+
+def _stretches(log: Sequence[LoggedRecord], attested: Attestation | None) -> list[_Stretch] | None:
+    """Return the stretches of a log, up to its attestation; None where a record has no wall clock."""
+    found: list[_Stretch] = []
+    for before, after in itertools.pairwise(log):
+        a, b = before.record, after.record
+        if a.clocks.wall is None or b.clocks.wall is None:
+            return None
+        used = max(0, b.clocks.active - a.clocks.active)
+        found.append(_Stretch(a.clocks.wall, b.clocks.wall, used, a.rate, a.seq))
+    last = log[-1].record
+    if last.clocks.wall is None:
+        return None
+    since = (
+        max(0, attested.uptime * 1000 - last.clocks.uptime)
+        if attested is not None and is_fresh(log, attested)
+        else 0
+    )
+    found.append(_Stretch(last.clocks.wall, last.clocks.wall + since, since, last.rate, last.seq))
+    return found
+
+
+def _check_time(
+    name: str,
+    log: Sequence[LoggedRecord],
+    stretches: Sequence[_Stretch],
+    attested: Attestation | None,
+    plan: ObservationPlan,
+) -> list[NumberedFinding]:
+    begin, end, slack = stretches[0].begin, stretches[-1].end, plan.limits.slack
+    found: list[NumberedFinding] = []
+    if begin > plan.since + slack:
+        text = (
+            f"{name}: its log begins at {date_of(begin)}; from {date_of(plan.since)} on it was to be watched"
+        )
+        found.append(NumberedFinding(116, "time", log[0].record.seq, text, "unknown"))
+    if end < plan.until - slack:
+        how = "is attested until" if is_fresh(log, attested) else "ends at"
+        more = "" if is_fresh(log, attested) else ", and no attestation of now says that nothing came after"
+        text = f"{name}: its log {how} {date_of(end)}{more}; until {date_of(plan.until)} it was to be watched"
+        found.append(NumberedFinding(116, "time", log[-1].record.seq, text, "unknown"))
+    return found
+
+
+def _check_silence(name: str, taken: int, active: float, plan: ObservationPlan) -> list[NumberedFinding]:
+    mean = plan.rate / 1000.0 * active / DAY_MS
+    chance = deficit_p_value(taken, min(mean, LARGEST_MEAN))
+    days = f"{active / DAY_MS:.1f} days of use"
+    asked = f"{mean:.1f} were to be expected at {plan.rate / 1000:g} a day in {days}; chance {chance:.1e}"
+    if chance < plan.limits.false_alarm:
+        text = f"{name}: {taken} snapshots in the time asked for, where {asked}"
+        return [NumberedFinding(118, "silence", None, text)]
+    if taken == 0:
+        text = f"{name}: no snapshot in the time asked for, so nothing of it was seen; {asked}"
+        return [NumberedFinding(118, "silence", None, text, "unknown")]
+    return []
+
+
+def _check_use(name: str, hours: float | None, active: float, plan: ObservationPlan) -> list[NumberedFinding]:
+    whole = plan.until - plan.since
+    if hours is not None:
+        if hours * HOUR_MS <= active * (1.0 + plan.limits.drift) + plan.limits.slack:
+            return []
+        text = f"{name}: in use for {hours:g} hours, watched for {active / HOUR_MS:.1f} of them"
+        return [NumberedFinding(119, "use unwatched", None, text)]
+    off = whole - active
+    if off <= LEAST_OFF * whole + plan.limits.slack:
+        return []
+    text = (
+        f"{name}: without a live agent for {off / HOUR_MS:.1f} of {whole / HOUR_MS:.1f} hours; no meter and no inspection says "
+        "that it was not in use"
+    )
+    return [NumberedFinding(119, "use unknown", None, text, "unknown")]
