@@ -40,6 +40,7 @@ SHARED = {
     "masked_samples_job",
     "tied_signs_job",
     "harder_half_job",
+    "near_job",
 }  # what the scripts have in common
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
@@ -113,6 +114,7 @@ BY = {
     "invented_list": "to whom nothing shows that the trainer made the list", "replayed_moves": "the reader of the bundle",
     "lying_auditor": "judge: auditor loses", "other_chunk_size": "the verifier", "proof_of_another_run": "the verifier",
     "rewritten_log": "witness", "steered_log": "the audit, which accepts no such log", "swapped_statements": "the reader",
+    "zeroed_buffer": "of one that does not move there, not_accepted: step 0: buffer model/buffer/gone, of no values",
     "two_answers": "the reader of the bundle", "unopened_state": "the judge, who takes no state",
 }  # fmt: skip
 

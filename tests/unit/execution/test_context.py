@@ -1535,6 +1535,42 @@ def test_a_buffer_of_zeros_has_no_wider_grid_than_its_noise(
     assert (excesses == []) == accepted
 
 
+@pytest.mark.parametrize("policy", [FP32, FP64, BF16], ids=["fp32", "fp64", "bf16"])
+@pytest.mark.parametrize(
+    ("band", "is_trainers", "accepted"), [(0, True, True), (1, True, False), (1, False, True)]
+)
+def test_a_buffer_that_does_not_move_where_noise_is_measured_keeps_its_grid(
+    policy: Policy, band: int, *, is_trainers: bool, accepted: bool
+) -> None:
+    """One that changes in other steps alone was declared any band, its noise being nobody's to know: 99.2 % for 3 %."""
+    place, excesses = (Kind.BUFFER, 0), list[Any]()
+    own = Yardstick(policy, Calibration({}, GridTable({})), is_trainers=is_trainers)
+    stated = site_grid(policy, Kind.BUFFER, policy.buffer_band[0] + band, np.zeros(1, dtype=np.int64))
+    checks = HeaderChecks(policy, GridTable({}), GridTable({}), [], excesses, is_first=True, yardstick=own)
+    checks.check_unmeasured(GridTable({place: stated}), str)
+    assert (excesses == []) == accepted
+
+
+@pytest.mark.parametrize(("largest", "scale", "violated", "accepted"), [
+    (2.0**-20, 0, False, True), (2.0**-22, 0, False, False), (None, 0, False, True), (None, 1, True, True),
+])  # fmt: skip
+def test_a_buffer_of_noise_may_be_zero_elsewhere_and_keep_its_scale(
+    largest: float | None, scale: int, *, violated: bool, accepted: bool
+) -> None:
+    """An honest trainer's mean that cancelled in one step was "too wide" for an auditor to whom it was rounding."""
+    place, excesses, violations = (Kind.BUFFER, 0), list[Any](), list[Any]()
+    grid = site_grid(FP32, Kind.BUFFER, -9, np.zeros(1, dtype=np.int64))
+    noise = (
+        None if largest is None else SiteNoise(0.0, np.full(1, -20, dtype=np.int64), 2.0**-21, largest, 512)
+    )
+    own = None if noise is None else Yardstick(FP32, Calibration({place: noise}, GridTable({place: grid})))
+    base = GridTable({place: grid.with_scales([-20])})
+    checks = HeaderChecks(FP32, base, GridTable({place: grid}), violations, excesses, yardstick=own)
+    x = torch.full((512,), 2.0**-21, dtype=torch.float64)
+    checks.check(Kind.BUFFER, 0, grid.with_scales([scale]), x, "mean", None)
+    assert (violations != [], excesses == []) == (violated, accepted)
+
+
 @pytest.mark.parametrize(("scale", "measured", "kept"), [(3, 5, 5), (5, 3, 5)])
 def test_where_no_grids_are_chosen_the_scale_of_a_mean_of_noise_only_rises(
     scale: int, measured: int, kept: int

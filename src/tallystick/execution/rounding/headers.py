@@ -57,6 +57,7 @@ from tallystick.numerics.log import (
 from tallystick.numerics.policy import SMALL_SITE, Policy, hearing_safety
 from tallystick.numerics.tensor_measures import block_rms
 
+MAY_BE_ZERO = frozenset({Kind.GRADIENT, Kind.BUFFER, Kind.LOSS})  # here, and noise elsewhere
 SPREAD_DOUBT = 2.0**-14  # by how much rows may be more uneven for the follower, besides noise; no autocast
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
 NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here, or smaller, than where it was recorded
@@ -158,6 +159,7 @@ class HeaderChecks:
         """Note another grid, where noise is measured, than a gradient gets that has no value but zero then, or is left out.
 
         What never had another value than zero may be called noise; what is left out stays what it was, at first of one scale.
+        So does a buffer that does not move: its noise is nobody's to know then.
         """
         assert self.yardstick is not None
         for place, grid in table.sites.items() if self.is_calibrated else ():
@@ -166,11 +168,12 @@ class HeaderChecks:
             may_fall = before is not None and is_noise_only(before) if is_left_out else is_new(before)
             is_silent = is_noise_only(grid) and may_fall
             is_seen = is_fresh and not self.yardstick.is_unmeasured(place)
-            if place[0] != Kind.GRADIENT or is_silent or is_seen:
-                continue
             noise = self.yardstick.noise.get(place)
+            is_still = place[0] == Kind.BUFFER and self.yardstick.is_trainers and noise is None
+            if not is_still and (place[0] != Kind.GRADIENT or is_silent or is_seen):
+                continue
             unseen = np.full(1 if noise is None else noise.scales.size, UNSEEN)
-            own = unseen_grid(self.policy, Kind.GRADIENT, unseen) if before is None else before
+            own = unseen_grid(self.policy, Kind(place[0]), unseen) if before is None else before
             if _form(own) != _form(grid):
                 texts = (
                     f"band 2**{each.band}, floor 2**{each.floor}, {each.scales.size} scales"
@@ -345,8 +348,11 @@ class HeaderChecks:
         if self.is_mostly_noise(place, rms, x.numel()) or self._noise_floor(place) is not None:
             allowed = allowed + NOISE_GROWS
         allowed = self._scales_of_zeros(place, rms, allowed)
-        if self.is_calibrated and may_be_lifted(self.policy, kind, grid):
-            return  # only who has measured its noise too can say that it is too wide
+        if kind == Kind.BUFFER and (
+            (self.is_calibrated and may_be_lifted(self.policy, kind, grid))
+            or (before is not None and np.array_equal(grid.scales, before.scales))
+        ):
+            return  # only who has measured its noise too can say that it is too wide, or whether it may be zero elsewhere
         over = grid.scales.astype(np.int64) - allowed
         if int(over.max()) > 0:
             block = int(over.argmax())
@@ -387,12 +393,12 @@ class HeaderChecks:
         return noise is None or MOSTLY_NOISE * noise.largest >= float(rms.max())
 
     def _scales_of_zeros(self, place: Site, rms: np.ndarray, least: np.ndarray) -> np.ndarray:
-        """Return the scales of a gradient or loss that may be zero elsewhere; ``least``, those of its values, of any other.
+        """Return the scales of a gradient, buffer or loss that may be zero elsewhere; ``least``, its values', of any other.
 
         It may be where it is no larger here than its noise. Zeros keep the scales before; those of a loss are 2**0 at first.
         """
         noise = None if self.yardstick is None else self.yardstick.noise.get(place)
-        if noise is None or place[0] not in (Kind.GRADIENT, Kind.LOSS) or float(rms.max()) > noise.largest:
+        if noise is None or place[0] not in MAY_BE_ZERO or float(rms.max()) > noise.largest:
             return least
         before = self._grid_before(place)
         if before is not None and before.scales.size == least.size and not is_noise_only(before):
