@@ -20,6 +20,7 @@ from tallystick.commit.encoding import parse_canonical_json
 from tallystick.errors import EditedOutside, InvalidInput, Nondeterminism, ProtocolViolation, TallyError
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.joint_optimizer import JointOptimizer
+from tallystick.roles.attached import ProgramRun, wanting
 from tallystick.store.files import RunDirectory
 
 STEPS = 12
@@ -57,7 +58,12 @@ def made(pair: str) -> tuple[nn.Sequential, list[torch.optim.Optimizer]]:
 
 
 def train(
-    loop: Any, pair: str, *, lie: int = -1, between: Callable[[list[Any], nn.Module], None] | None = None
+    loop: Any,
+    pair: str,
+    *,
+    lie: int = -1,
+    between: Callable[[list[Any], nn.Module], None] | None = None,
+    after: Callable[[int, list[Any], nn.Module], None] = lambda *_: None,
 ) -> Any:
     model, optimizers = made(pair)
     schedulers = [torch.optim.lr_scheduler.StepLR(each, 3, 0.7) for each in optimizers]
@@ -77,6 +83,7 @@ def train(
                     each.step()
                 for each in optimizers:
                     each.zero_grad()
+            after(step, optimizers, model)
     return loop.result
 
 
@@ -138,6 +145,17 @@ def forget(optimizers: list[Any], model: nn.Module) -> None:
     optimizers[1].zero_grad()
 
 
+def zero_data(optimizers: list[Any], model: nn.Module) -> None:
+    """Not counted as a change by torch."""
+    gradient = optimizers[1].param_groups[0]["params"][0].grad
+    gradient.data.zero_()
+
+
+def other_values(optimizers: list[Any], model: nn.Module) -> None:
+    gradient = optimizers[1].param_groups[0]["params"][0].grad
+    gradient.numpy()[0] += 1.0
+
+
 def slow_down(optimizers: list[Any], model: nn.Module) -> None:
     optimizers[1].param_groups[0]["lr"] /= 2.0
 
@@ -157,9 +175,19 @@ def again(optimizers: list[Any], model: nn.Module) -> None:
         (once_more, Nondeterminism, "the gradient of 0.bias was changed between the steps of two optimizers"),
         (clip, Nondeterminism, "the gradient of 0.bias was changed between the steps of two optimizers"),
         (forget, Nondeterminism, "the gradient of 0.bias was changed between the steps of two optimizers"),
+        (zero_data, Nondeterminism, "the gradient of 0.bias was changed between the steps of two optimizers"),
+        (
+            other_values,
+            Nondeterminism,
+            "the gradient of 0.bias was changed between the steps of two optimizers",
+        ),
         (slow_down, Nondeterminism, "a number of AdamW was changed between the steps of two optimizers"),
         (shrink, EditedOutside, "0.bias was changed by something other than the optimizer"),
-        (again, ProtocolViolation, "stepped twice"),
+        (
+            again,
+            ProtocolViolation,
+            "AdamW has not stepped|SGD has; every optimizer|Muon has; every optimizer",
+        ),
     ],
 )
 @pytest.mark.parametrize("pair", ["muon and adamw", "two of portable arithmetic"])
@@ -203,6 +231,56 @@ def test_lists_that_are_none_are_refused(tmp_path: Path) -> None:
         recorder(tmp_path / "c").prepare(model, [optimizers[0], torch.optim.LBFGS(model[1].parameters())])
     with pytest.raises(InvalidInput, match="optimizer is a list"):
         tallystick.attach(model, [optimizers])  # type: ignore[list-item]
+    with pytest.raises(InvalidInput, match="a list of 2 has one twice"):
+        recorder(tmp_path / "d").prepare(model, [optimizers[0], optimizers[0]])
+    for given, said in (
+        (iter(optimizers), "list_iterator"), (None, "NoneType"), ({"a": optimizers[0]}, "dict"),
+        ([optimizers[0], None], "NoneType"), ([optimizers], "list"), ("adam", "str"),
+    ):  # fmt: skip
+        with pytest.raises(
+            InvalidInput, match=f"optimizer is a {said}; give a torch.optim.Optimizer, or a list"
+        ):
+            recorder(tmp_path / "e").prepare(model, given)
+    for given, said in ((iter([1]), "list_iterator"), ([[None]], "list"), ("linear", "str")):
+        with pytest.raises(InvalidInput, match=f"scheduler is a {said}; give one with a state_dict"):
+            recorder(tmp_path / "f").prepare(model, optimizers, given)
+
+
+def test_a_list_of_schedulers_may_have_none_for_one_without(tmp_path: Path) -> None:
+    model, optimizers = made("muon and adamw")
+    only = torch.optim.lr_scheduler.StepLR(optimizers[0], 3)
+    loop = recorder(tmp_path / "run")
+    loop.prepare(model, optimizers, [only, None])
+    assert loop.session.scheduler is only
+    loop.abandon()
+
+
+@pytest.mark.parametrize("pair", ["muon and adamw", "two of portable arithmetic"])
+@pytest.mark.parametrize(
+    ("moves", "kind", "said"),
+    [
+        (True, Nondeterminism, "0.weight was trained by (Muon|SGD), and is by AdamW now"),
+        (False, InvalidInput, r"(Muon|SGD) and AdamW both train a parameter of shape \[32, 16\]"),
+    ],
+)
+def test_a_parameter_stays_with_one_optimizer(
+    pair: str, moves: bool, kind: type[TallyError], said: str, tmp_path: Path
+) -> None:
+    """The one it was given to stepped it without rounding, and its state was in no checkpoint."""
+
+    def give(optimizers: list[Any], model: nn.Module) -> None:
+        weight = optimizers[0].param_groups[0]["params"][0]
+        if moves:
+            optimizers[0].param_groups[0]["params"] = optimizers[0].param_groups[0]["params"][1:]
+        if all(weight is not p for group in optimizers[1].param_groups for p in group["params"]):
+            optimizers[1].add_param_group({"params": [weight]})
+
+    def after(step: int, optimizers: list[Any], model: nn.Module) -> None:
+        if step == 2:
+            give(optimizers, model)
+
+    with pytest.raises(kind, match=said):
+        train(recorder(tmp_path / "run"), pair, after=after)
 
 
 def test_a_state_of_several_is_that_of_each() -> None:
@@ -245,3 +323,35 @@ def test_a_script_attaches_several(tmp_path: Path) -> None:
         "record", "--policy", "fp32", "--run", tmp_path / "gan", "--", "python", SCRIPT, "--in-turn", code=3
     )
     assert "What trains in turn, as a GAN does, is not taken" in " ".join(said.split())
+    said = tally(
+        "record",
+        "--policy",
+        "fp32",
+        "--checkpoint-every",
+        "4",
+        "--run",
+        tmp_path / "short",
+        "--",
+        "python",
+        SCRIPT,
+        "--leaves-out",
+    )
+    assert "recorded 8 of 11 steps, up to the last committed state: one that nobody took followed" in said
+    assert "the last step is no step of the run: AdamW has not stepped, Muon has" in said
+    assert "recorded 11 steps under policy fp32; the run has 8" in said
+
+
+def test_a_recorded_script_leaves_torchs_defaults_as_they_were(tmp_path: Path) -> None:
+    """Under ``fp64`` whatever it built after its run was float64, where the optimizer is none of the portable ones."""
+    model, optimizers = made("muon and adamw")
+    begin = lambda: recorder(tmp_path / "run", "fp64")  # noqa: E731
+    with wanting(ProgramRun(begin)):
+        tallystick.attach(model, optimizers)
+        for step in range(STEPS):
+            x, y = data(step)
+            F.cross_entropy(model(x.double()), y).backward()
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+            assert torch.get_default_dtype() == torch.float32
+            assert nn.Linear(1, 1).weight.dtype == torch.float32

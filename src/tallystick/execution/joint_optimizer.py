@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tallystick.errors import InvalidInput
+from tallystick.errors import InvalidInput, Nondeterminism
 
 Optimizer = torch.optim.Optimizer
 
@@ -56,7 +56,7 @@ class JointOptimizer(Optimizer):
     """The optimizers ``parts``, as one; what each is, it stays.
 
     Raises:
-        InvalidInput: there are none, or two train one parameter.
+        InvalidInput: there are none, one is given twice, or two train one parameter.
     """
 
     def __init__(
@@ -65,15 +65,38 @@ class JointOptimizer(Optimizer):
         self.parts = list(parts)
         if not self.parts:
             raise InvalidInput("optimizer: an empty list was given; give at least one torch.optim.Optimizer")
-        self._owners = dict[int, Optimizer]()
+        if len({id(part) for part in self.parts}) < len(self.parts):
+            raise InvalidInput(f"optimizer: a list of {len(self.parts)} has one twice; give each once")
+        self._owners = self._found_owners()
+
+    def _found_owners(self) -> dict[int, Optimizer]:
+        found = dict[int, Optimizer]()
         for part in self.parts:
             for p in (p for group in part.param_groups for p in group["params"]):
-                other = self._owners.setdefault(id(p), part)
+                other = found.setdefault(id(p), part)
                 if other is not part:
                     raise InvalidInput(
                         f"optimizers {type(other).__name__} and {type(part).__name__} both train a parameter of shape "
                         f"{list(p.shape)}; each is one optimizer's"
                     )
+        return found
+
+    def verify_owners(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Return if every parameter of these names is trained by the optimizer that trained it before.
+
+        Raises:
+            InvalidInput: two train one.
+            Nondeterminism: another one does; by name.
+        """
+        found = self._found_owners()
+        for name, p in named:
+            before, now = self._owners.get(id(p)), found.get(id(p))
+            if before is not None and now is not before:
+                new = "no optimizer" if now is None else type(now).__name__
+                raise Nondeterminism(
+                    f"{name} was trained by {type(before).__name__}, and is by {new} now; each parameter stays with one optimizer"
+                )
+        self._owners = found
 
     def part_of(self, p: Tensor) -> Optimizer:
         """Return the optimizer that trains a parameter, which may have come since.
@@ -82,9 +105,7 @@ class JointOptimizer(Optimizer):
             KeyError: none does.
         """
         if id(p) not in self._owners:
-            self._owners = {
-                id(q): part for part in self.parts for group in part.param_groups for q in group["params"]
-            }
+            self._owners = self._found_owners()
         return self._owners[id(p)]
 
     @property
@@ -115,17 +136,36 @@ class JointScheduler:
 
 
 def joined(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
-    """Return one optimizer: the one that is given, or several as one."""
-    if isinstance(optimizer, Optimizer):
-        return optimizer
-    return optimizer[0] if len(optimizer) == 1 else JointOptimizer(optimizer)
+    """Return one optimizer: the one that is given, or several as one.
+
+    Raises:
+        InvalidInput: something else was given, or as ``JointOptimizer``.
+    """
+    given: Any = optimizer
+    if isinstance(given, Optimizer):
+        return given
+    for each in given if isinstance(given, (list, tuple)) else [given]:
+        if not isinstance(each, Optimizer):
+            raise InvalidInput(
+                f"optimizer is a {type(each).__name__}; give a torch.optim.Optimizer, or a list of them"
+            )
+    return given[0] if len(given) == 1 else JointOptimizer(given)
 
 
 def joined_schedule(scheduler: Any) -> Any:
-    """Return one scheduler, likewise."""
-    if not isinstance(scheduler, (list, tuple)):
-        return scheduler
-    return scheduler[0] if len(scheduler) == 1 else JointScheduler(scheduler)
+    """Return one scheduler, likewise; None for none.
+
+    Raises:
+        InvalidInput: something is given that has no state.
+    """
+    given: Any = scheduler
+    parts = [each for each in (given if isinstance(given, (list, tuple)) else [given]) if each is not None]
+    for each in parts:
+        if not hasattr(each, "state_dict"):
+            raise InvalidInput(
+                f"scheduler is a {type(each).__name__}; give one with a state_dict, as torch's, or a list of them"
+            )
+    return None if not parts else parts[0] if len(parts) == 1 else JointScheduler(parts)
 
 
 def parts_of(optimizer: Optimizer) -> list[Optimizer]:

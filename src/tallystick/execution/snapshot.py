@@ -233,7 +233,7 @@ def _load_optimizer(session: Session, document: dict[str, Any]) -> None:
         ]:
             raise InvalidInput(f"state: optimizer group {index} holds other parameters than the job's")
         values = _untagged(stated.get("values"), f"optimizer group {index}")
-        if not _fits(session.first_groups[index], values):
+        if index >= len(session.first_groups) or not _fits(session.first_groups[index], values):
             raise InvalidInput(f"state: optimizer group {index} has other settings than the job's")
         group.update(values)
     plain = document.get("plain")

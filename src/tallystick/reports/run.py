@@ -170,7 +170,7 @@ class RunSummary:
         headline = (
             f"recorded {counted(self.recorded_now, 'step')} under policy {self.specification.policy.name}"
         )
-        if self.recorded_now < self.steps:
+        if self.recorded_now != self.steps:
             headline += f"; the run has {self.steps:,}"
         return page(headline, GOOD, rows)
 

@@ -133,6 +133,7 @@ def attach(
                 resumable=resumable,
             )
             loop.session.widen()  # what the script hands to its loss is float32, whatever the model is
+            attached.listen_behind()
         except BaseException:
             attached.abandon()
             raise
@@ -269,9 +270,14 @@ class Attached:
                 for handle in (
                     each.register_state_dict_pre_hook(Hook(lambda *_: self._close())),
                     each.register_step_pre_hook(Hook(self._before_optimizer)),
-                    each.register_step_post_hook(Hook(lambda *_: self._pause())),
                 )
             ),
+        ]
+
+    def listen_behind(self) -> None:
+        """Put hooks on the optimizers that come after the loop's own: switches go back in the order in which they were set."""
+        self._handles += [
+            each.register_step_post_hook(Hook(lambda *_: self._pause())) for each in self._optimizers
         ]
 
     def follow_up(self) -> AbstractContextManager[None]:
@@ -289,13 +295,17 @@ class Attached:
         if not self._handles:
             return self._loop.result
         try:
+            missing = None if self._step is None else self._loop.session.open_step.missing
+            if missing is not None:
+                self._say(f"the last step is no step of the run: {missing}")
             self._close(last=True)
             result, taken = self._loop.finish(), self._loop.session.step
             if isinstance(result, RunStatement) and result.steps < taken:
-                self._say(
-                    f"recorded {result.steps} of {taken} steps, up to the last committed state: another forward pass in training "
-                    "mode came after the last step, without one of its own"
+                later = (
+                    "another forward pass in training mode came after the last step, without one of its own"
                 )
+                why = "one that nobody took followed" if missing is not None else later
+                self._say(f"recorded {result.steps} of {taken} steps, up to the last committed state: {why}")
             return result
         finally:
             self._let_go()

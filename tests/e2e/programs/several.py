@@ -1,4 +1,7 @@
-"""A script with two optimizers over one model; with ``--in-turn`` each trains on a loss of its own, one after the other."""
+"""A script with two optimizers over one model; with ``--in-turn`` each trains on a loss of its own, one after the other.
+
+With ``--leaves-out`` the second does not take the last step.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ for step in range(12):
     if "--in-turn" in sys.argv:
         adamw.zero_grad()
         F.cross_entropy(model(x), y).backward()
+    if "--leaves-out" in sys.argv and step == 11:
+        break
     adamw.step()
     for each in schedulers:
         each.step()

@@ -526,11 +526,31 @@ def test_what_a_mean_of_noise_moves_is_expected_on_the_grid_that_is_declared(ele
     noise = SiteNoise(2.0**-14, quiet, 2.0**-20, 2.0**-34, elements, block_mean=np.full(1, 2.0**-34))
     lifted = replace(noise, scales=quiet + 6, relative=2.0**-20)
     grid = site_grid(FP32, Kind.BUFFER, FP32.buffer_band[1], quiet)
+    own = {noise.relative: replace(grid, band=-10), lifted.relative: grid}
     found = [
-        Yardstick(FP32, Calibration({place: each}, GridTable({place: grid}))).expected(place, grid, elements)
+        Yardstick(FP32, Calibration({place: each}, GridTable({place: own[each.relative]}))).expected(
+            place, grid, elements
+        )
         for each in (noise, lifted)
     ]
     assert found[0] == found[1] > 0.0
+
+
+@pytest.mark.parametrize("scale", [0, -1000])
+def test_a_declared_scale_makes_no_more_moves_of_a_buffer_of_zeros_plausible_than_its_band(
+    scale: int,
+) -> None:
+    """Ten steps of a buffer of zeros with the scale 1 made 2,562 moves plausible, and with one of 2**-1000 none at all."""
+    place = (Kind.BUFFER, 0)
+    lifted = SiteNoise(
+        2.0**-12, np.full(1, -10, dtype=np.int64), 0.0, 2.0**-22, 4096, block_mean=np.full(1, 2.0**-24)
+    )
+    own = site_grid(FP32, Kind.BUFFER, FP32.buffer_band[1], lifted.scales)
+    yardstick = Yardstick(FP32, Calibration({place: lifted}, GridTable({place: own})))
+    stated = site_grid(FP32, Kind.BUFFER, FP32.buffer_band[0], np.full(1, scale))
+    expected = 4096 * (2.0**-24 if scale == 0 else 2.0**stated.band) / 2.0**stated.floor
+    assert yardstick.expected(place, stated, 4096) == pytest.approx(expected)
+    assert yardstick.expected(place, own, 4096) == pytest.approx(4096 * 2.0**-14 / 2.0**own.floor)
 
 
 def held_still(update: float, steps: int, jitter: float = 0.0, left_out: int = 0) -> Freedom:

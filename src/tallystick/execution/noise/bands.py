@@ -71,7 +71,7 @@ def choose_grids(
     ``earlier`` are the grids of the measurement before; None for the session's own.
 
     The optimizer's noise is measured where the session has no grids of state sites yet, or if ``measure_states``. An audit's
-    measurement, which is one ``for_audit`` too if that is not said, refuses no buffer and no loss.
+    measurement, which is one ``for_audit`` too if that is not said, refuses no buffer, no loss and no optimizer.
 
     Raises:
         Nondeterminism: a site is too noisy for the policy; by name.
@@ -105,7 +105,8 @@ def choose_grids(
             place = (Kind.STATE, position)
             states[place] = mean
             lowest, highest = policy.state_band
-            if exponent_above(typical) + STATE_SAFETY > highest:
+            is_audit = measure_states if for_audit is None else for_audit
+            if exponent_above(typical) + STATE_SAFETY > highest and not is_audit:
                 raise Nondeterminism(
                     f"{session.site_name(place)}: the optimizer's noise is {typical:.2g} of the value, "
                     f"policy {policy.name} allows 2**{highest - STATE_SAFETY}; is it an elementwise optimizer?"

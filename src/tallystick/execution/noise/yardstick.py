@@ -37,6 +37,7 @@ from tallystick.execution.rounding.grids import (
     keeps_hearing,
     largest_scale,
     loudest_band,
+    may_be_lifted,
     row_scales_of,
     scale_exponent,
     site_grid,
@@ -130,9 +131,12 @@ class Yardstick:
             relative = np.maximum(relative, self._pooled)
         elif numel < FEW_ELEMENTS:
             relative = np.maximum(relative, noise.relative)
-        if place[0] == Kind.BUFFER and noise.rms > 0.0:  # the scale of either may be that of its noise
-            scales = np.maximum(grid.scales, scale_exponent(noise.rms))
-            relative = relative * np.exp2(np.maximum(noise.scales - scales, 0).astype(np.float64))
+        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
+        if own is not None and may_be_lifted(
+            self.policy, place[0], own
+        ):  # over the scale declared, and within its band
+            rise = noise.scales - np.maximum(grid.scales, scale_exponent(noise.rms))
+            relative = np.minimum(relative * np.exp2(np.clip(rise, -500, 500)), 2.0**grid.band)
         return np.minimum(relative * 2.0**-grid.floor, 1.0) * rows
 
     def by_square(self, place: Site, grid: SiteGrid, numel: int) -> dict[int, float]:

@@ -132,8 +132,9 @@ class TrainedParameters:
         dimension 0, takes their place: the same numbers everywhere.
         """
         found: dict[int, dict[str, Any]] = {}
+        generator = torch.Generator().manual_seed(1)
         for part in parts_of(self.optimizer):
-            found |= self._replica_step_of(part, steps, jitter, gradients, exact=exact)
+            found |= self._replica_step_of(part, steps, jitter, gradients, generator, exact=exact)
         return found
 
     def _replica_step_of(
@@ -142,11 +143,11 @@ class TrainedParameters:
         steps: int,
         jitter: Jitter | None,
         gradients: Sequence[Tensor | None] | None,
+        generator: torch.Generator,
         *,
         exact: bool,
     ) -> dict[int, dict[str, Any]]:
         """Do ``replica_step`` for one of several optimizers."""
-        generator = torch.Generator().manual_seed(1)
         clone, chosen = self._replica(optimizer)
         before = _own_values(clone)
         for number in range(steps):

@@ -107,7 +107,9 @@ class Session:
             {key: value for key, value in group.items() if key != "params"}
             for group in self.optimizer.param_groups
         ]
-        self.first_schedule: dict[str, Any] = {} if scheduler is None else dict(self.scheduler.state_dict())
+        self.first_schedule: dict[str, Any] = (
+            {} if self.scheduler is None else dict(self.scheduler.state_dict())
+        )
         self.step = 0
         self.table = GridTable()
         self.base = GridTable()

@@ -19,7 +19,7 @@ from tallystick.errors import Nondeterminism, ProtocolViolation
 from tallystick.execution.determinism import repeatable
 from tallystick.execution.dispatch.capture import Capture, SpelledOut
 from tallystick.execution.dispatch.randomness import RandomStream
-from tallystick.execution.joint_optimizer import parts_of
+from tallystick.execution.joint_optimizer import JointOptimizer, parts_of
 from tallystick.execution.pass_trace import PassTrace
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.rounding.leaves import LeafSites
@@ -243,6 +243,7 @@ class OpenStep:
             Nondeterminism: another optimizer has stepped, and gradients or numbers of this one were changed since.
         """
         if any(optimizer is each for each in self.stepped):
+            self._verify_taken()
             raise ProtocolViolation(
                 f"step {self.number}: the optimizer was stepped twice; one recorded step is one optimizer step"
             )
@@ -257,6 +258,8 @@ class OpenStep:
             raise ProtocolViolation("the optimizer was stepped while the noise was being measured")
         trained, listeners = self.session.state.trained, self.session.listeners
         trained.verify_gradients_are_named()
+        if isinstance(trained.optimizer, JointOptimizer):
+            trained.optimizer.verify_owners(trained.named)
         self.stepped.append(optimizer)
         self._charge("forward_backward")
         if listeners.before_change is not None:
@@ -274,6 +277,19 @@ class OpenStep:
         self.update.round_gradients()
         self._charge("gradient_rounding")
         self.update.begin(optimizer)
+
+    @property
+    def missing(self) -> str | None:
+        """Which optimizer has not stepped, though another one has; None if all have, or none."""
+        if self.skipped or self.is_taken:
+            return None
+        left = [each for each in parts_of(self.session.state.trained.optimizer) if each not in self.stepped]
+        return f"{type(left[0]).__name__} has not stepped, {type(self.stepped[0]).__name__} has"
+
+    def _verify_taken(self) -> None:
+        """Raise ``ProtocolViolation`` if some optimizers have stepped, and not all."""
+        if self.missing is not None:
+            raise ProtocolViolation(f"step {self.number}: {self.missing}; every optimizer takes each step")
 
     def _verify_as_rounded(self, optimizer: torch.optim.Optimizer) -> None:
         """Return if an optimizer has the gradients and the numbers that it had when another one of this step began.
@@ -324,14 +340,7 @@ class OpenStep:
         Raises:
             Nondeterminism: the model holds other tensors now, or a value cannot be rounded; by name.
         """
-        if self.stepped and not self.is_taken:
-            missing = [
-                each for each in parts_of(self.session.state.trained.optimizer) if each not in self.stepped
-            ]
-            raise ProtocolViolation(
-                f"step {self.number}: {type(missing[0]).__name__} has not stepped, {type(self.stepped[0]).__name__} has; every "
-                "optimizer takes each step"
-            )
+        self._verify_taken()
         if self.skipped:
             self._end_trace()
             self._charge("forward_backward")

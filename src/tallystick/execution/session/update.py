@@ -61,9 +61,7 @@ class OptimizerUpdate:
         self.marks: Marks | None = None
         self._held: dict[int, _Held] = {}
         self._rounded: dict[int, Tensor] = {}  # gradients of optimizers that have not begun
-        self._shown: dict[
-            int, tuple[Tensor, int]
-        ] = {}  # these, as the program sees them, with how often each was changed
+        self._shown: dict[int, Tensor] = {}  # these, as the program sees them
         self._inside = ExitStack()
 
     def round_gradients(self) -> None:
@@ -123,8 +121,11 @@ class OptimizerUpdate:
         """Return of which parameter of an optimizer that has yet to begin the gradient is another one than was rounded."""
         for ordinal, (name, p) in enumerate(self.trained.named):
             if self._is_of(optimizer, ordinal):
-                shown, version = self._shown.get(ordinal, (None, 0))
-                if p.grad is not shown or (p.grad is not None and p.grad._version != version):
+                shown = self._shown.get(ordinal)
+                if p.grad is not shown:
+                    return f"the gradient of {name}"
+                # Not by how often it was changed: what is written to .data, or by numpy, is not counted.
+                if shown is not None and not torch.equal(shown, self._rounded[ordinal].to(shown.dtype)):
                     return f"the gradient of {name}"
         return None
 
@@ -136,8 +137,7 @@ class OptimizerUpdate:
             for ordinal, wide in self._rounded.items():
                 p = self.trained.named[ordinal][1]
                 if ordinal not in self._shown:
-                    p.grad = wide.to(p.dtype)
-                    self._shown[ordinal] = p.grad, p.grad._version
+                    p.grad = self._shown[ordinal] = wide.to(p.dtype, copy=True)
         if not self.arithmetic.is_portable:
             self._inside.enter_context(self.arithmetic.in_optimizer(optimizer))
             return
