@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tallystick.fleet.agent.agent import boot_log
+from tallystick.fleet.attestation.assurance import Attestation, parse_attestation
+from tallystick.store.chips import ChipDirectory
+from tallystick.store.keys import load_public_key
+
 TALLY = (sys.executable, "-m", "tallystick")
 
 
@@ -60,6 +65,35 @@ def test_snapshots_of_a_recording_process_are_matched_with_its_steps(tmp_path: P
     assert statuses & {"exact", "torn"}
     assert found["declared_run_correctness"] == "pass"
     assert all(f["severity"] != "violation" for f in found["findings"])
+
+
+def test_a_running_agent_attests_for_how_long_it_has_been_and_a_stopped_one_nothing(tmp_path: Path) -> None:
+    """The uptime attested was that of the last record: an agent that took no snapshot for 200 days attested none of them."""
+    tally("key", "generate", tmp_path / "owner.key")
+    chip, token, nonce = tmp_path / "chip", tmp_path / "token", "00" * 16
+    tally(
+        "chip", "init", chip, "--owner", tmp_path / "owner.key.pub", "--snapshots-per-day", "0.001", "--json"
+    )
+    key = load_public_key(chip / "chip.key.pub")
+
+    def attested() -> Attestation:
+        tally("chip", "attest", chip, "--nonce", nonce, "--out", token)
+        return parse_attestation(token.read_bytes(), key, bytes(16))
+
+    agent = subprocess.Popen([*TALLY, "chip", "agent", str(chip)], stderr=subprocess.PIPE, text=True)
+    try:
+        while not (chip / "log.journal").exists():
+            time.sleep(0.05)
+        time.sleep(2.0)
+        live = attested()
+    finally:
+        agent.terminate()
+        agent.communicate()
+    last = boot_log(ChipDirectory(chip), key)[-1]
+    assert live.head.digest == last.digest
+    assert live.uptime >= 1 + last.record.clocks.uptime // 1000
+    gone = attested()
+    assert (gone.head.digest, gone.uptime) == (last.digest, last.record.clocks.uptime // 1000)
 
 
 @pytest.mark.slow

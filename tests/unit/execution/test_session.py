@@ -432,9 +432,23 @@ def test_tensors_that_appear_or_change_identity_during_a_run_are_refused(
         job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
         return job
 
-    with pytest.raises(Nondeterminism, match=r"not those it began with \(model/buffer/cache\)"):
+    with pytest.raises(
+        Nondeterminism, match=r"not those it began with \(model/buffer/cache of shape \[5\]\)"
+    ):
         record_run(lambda: make(True), policy, 1)
     record_run(lambda: make(False), policy, 1)
+
+    def growing() -> Any:
+        """A table of positions that its first pass makes as large as the input asks for; no auditor could load its state."""
+        job = make(False)
+        job.model.cache = torch.ones(1)
+        job.model.register_forward_pre_hook(
+            lambda module, args: setattr(module, "cache", torch.ones(5, dtype=args[0].dtype))
+        )
+        return job
+
+    with pytest.raises(Nondeterminism, match=r"of shape \[5\]\); register .* of the shape that it keeps"):
+        record_run(growing, policy, 1)
 
 
 @BOTH

@@ -373,7 +373,7 @@ class OpenStep:
         if other is not None:
             raise Nondeterminism(
                 f"step {self.number}: the model's tensors are not those it began with ({other}); "
-                "register every parameter and buffer when the model is built"
+                "register every parameter and buffer, of the shape that it keeps, when the model is built"
             )
         for (name, p), version in zip(self.session.state.trained.named, self._versions, strict=True):
             if p._version != version:

@@ -179,11 +179,13 @@ class ModelTensors:
                     tensor.data = tensor.data.to(self._dtypes[name])
 
     def names(self) -> list[object]:
-        """Return what shows whether the modules hold other tensors: names, and of parameters which ones they are."""
+        """Return what shows whether the modules hold other tensors: names, which parameters they are, and buffers' shapes."""
         found: list[object] = []
         for prefix, module in self.modules:
             found += [(f"{prefix}/{name}", id(p)) for name, p in module.named_parameters()]
-            found += [f"{prefix}/buffer/{name}" for name, _ in module.named_buffers()]
+            found += [
+                f"{prefix}/buffer/{name} of shape {list(b.shape)}" for name, b in module.named_buffers()
+            ]
         return found
 
     def find_other(self) -> str | None:
