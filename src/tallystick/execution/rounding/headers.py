@@ -356,13 +356,10 @@ class HeaderChecks:
         over = grid.scales.astype(np.int64) - allowed
         if int(over.max()) > 0:
             block = int(over.argmax())
-            self.violations.append(
-                Violation(
-                    name,
-                    block,
-                    f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}",
-                )
+            text = (
+                f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}"
             )
+            self.violations.append(Violation(name, block, text))
 
     def _risen(self) -> int:
         """Return by how many octaves the trainer lets noise rise with the gradients that it heard."""
