@@ -24,6 +24,13 @@ def tally(*arguments: object, codes: tuple[int, ...] = (0,)) -> str:
     return child.stdout
 
 
+def tally_says(*arguments: object) -> str:
+    """Return what the command says of what it does not take."""
+    child = subprocess.run([*TALLY, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert child.returncode == 2, child.stdout
+    return child.stderr
+
+
 @pytest.mark.slow
 def test_snapshots_of_a_recording_process_are_matched_with_its_steps(tmp_path: Path) -> None:
     """A process records a run while another stops it at random and reads its memory: every snapshot has its step."""
@@ -85,13 +92,18 @@ def test_a_running_agent_attests_for_how_long_it_has_been_and_a_stopped_one_noth
         while not (chip / "log.journal").exists():
             time.sleep(0.05)
         time.sleep(2.0)
+        assert "a nonce has 8 to 64" in tally_says("chip", "attest", chip, "--nonce", "aa", "--out", token)
+        ChipDirectory(chip).ask("attest-zz")  # no nonce, and no reason to end
         live = attested()
     finally:
         agent.terminate()
         agent.communicate()
-    last = boot_log(ChipDirectory(chip), key)[-1]
-    assert live.head.digest == last.digest
-    assert live.uptime >= 1 + last.record.clocks.uptime // 1000
+    booted, last = boot_log(ChipDirectory(chip), key)[-2:]
+    assert live.head.digest == booted.digest
+    assert live.uptime >= 1 + booted.record.clocks.uptime // 1000
+    assert last.record.clocks.uptime // 1000 >= live.uptime, (
+        "an agent that ends logs for how long it was there"
+    )
     gone = attested()
     assert (gone.head.digest, gone.uptime) == (last.digest, last.record.clocks.uptime // 1000)
 

@@ -113,6 +113,7 @@ class PassTrace:
         self._memory: dict[int, dict[_Geometry, int]] = {}
         self._alive: dict[int, StorageWeakRef] = {}
         self._memory_of: list[int] = []  # of each value
+        self._layouts: dict[int, _Geometry] = {}  # of each that has memory of its own
         self._calls: list[_Call] = []
         self._sources: list[_Source] = []
         self._outside: list[Tensor] = []
@@ -141,6 +142,7 @@ class PassTrace:
             if known is None:
                 known = self._memory[key] = {}
                 self._alive[key] = StorageWeakRef(_storage_of(tensor))
+                self._layouts[len(self._memory_of)] = geometry
             if geometry not in known:
                 known[geometry] = len(self._memory_of)
                 made.append((place, len(self._memory_of)))
@@ -319,6 +321,20 @@ class PassTrace:
         """Whether anything that is asked for follows from this call."""
         return self._needed[at]
 
+    def laid_out(self, number: int, result: Tensor) -> Tensor:
+        """Return a value that has memory of its own in the order in which its elements lay there when it was written down.
+
+        A kernel of another precision, or under other instructions, may leave them in another one; views are of that memory.
+        """
+        was = self._layouts.get(number)
+        is_other = was is not None and was.shape == result.shape and result.layout == torch.strided
+        if was is None or not is_other or result.stride() == was.stride or 0 in was.stride:
+            return result
+        with torch.no_grad():
+            return torch.empty_strided(was.shape, was.stride, dtype=result.dtype, device=result.device).copy_(
+                result
+            )
+
     def is_last(self, number: int, at: int) -> bool:
         """Whether no call after ``at`` reads this value."""
         assert self._last is not None
@@ -370,7 +386,8 @@ class Repetition:
             if call.made:
                 results = _tensors(result)
                 for place, number in call.made:
-                    self._values[number] = None if self._is_done_with(number, at) else results[place]
+                    done = self._is_done_with(number, at)
+                    self._values[number] = None if done else self._trace.laid_out(number, results[place])
             for value in _values_in((call.args, call.kwargs)):
                 if self._is_done_with(value.number, at):
                     self._values[value.number] = None

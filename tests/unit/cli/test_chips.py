@@ -28,7 +28,7 @@ def test_a_log_is_shown_attested_and_verified(chip: Path, capsys: pytest.Capture
     assert main(["chip", "precommit", str(chip), "7" * 64]) == 0
     assert main(["chip", "show", str(chip), "--json"]) == 0
     shown = said(capsys)
-    assert (shown["verdict"], shown["records"]) == ("consistent", 4)
+    assert (shown["verdict"], shown["records"]) == ("consistent", 5)
     nonce, token = "ab" * 16, chip.with_name("token")
     assert main(["chip", "attest", str(chip), "--nonce", nonce, "--out", str(token)]) == 0
     log, key = str(chip / "log.journal"), str(chip / "chip.key.pub")

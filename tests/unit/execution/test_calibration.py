@@ -366,9 +366,9 @@ def test_an_optimizers_noise_has_a_factor_of_four_and_a_limit(
     session = open_job(job, replace(POLICIES["fp32"], optimizer_arithmetic="general"))
     count = len(session.parameters) * (1 + len(session.trained.keys))
 
-    def bands(typical: float, largest: float) -> set[int]:
+    def bands(typical: float, largest: float, **how: Any) -> set[int]:
         monkeypatch.setattr(bands_module, "_state_noise", lambda *given: [(typical, largest, 0.0)] * count)
-        table = calibrate(session, backward_of(session, job)).table
+        table = calibrate(session, backward_of(session, job), **how).table
         return {grid.band for (kind, _), grid in table.sites.items() if kind == Kind.STATE}
 
     assert bands(2.0**-60, 2.0**-45) == {-43}
@@ -378,6 +378,9 @@ def test_an_optimizers_noise_has_a_factor_of_four_and_a_limit(
         Nondeterminism, match=r"the optimizer's noise is .* of the value, policy fp32 allows 2\*\*-42"
     ):
         bands(2.0**-42 * 1.001, 1.0)
+    assert bands(2.0**-40, 1.0, for_audit=True) == {-40}, "two octaves louder for an auditor"
+    with pytest.raises(Nondeterminism, match="the optimizer's noise is"):
+        bands(2.0**-40 * 1.001, 1.0, for_audit=True)
 
 
 def test_a_decision_and_a_buffer_may_be_as_noisy_as_the_policys_widest_band(zoo: Any, open_job: Any) -> None:
@@ -387,6 +390,11 @@ def test_a_decision_and_a_buffer_may_be_as_noisy_as_the_policys_widest_band(zoo:
     assert found.table.sites[(Kind.DECISION, 0)].band == -14
     with pytest.raises(Nondeterminism, match=r"decision 0: its input moves by .* allows 2\*\*-15"):
         choose_grids(session, seen, {0: 2.0**-15 * 1.001})
+    # An auditor's may be louder by two octaves: a trainer whose own just fits is honest.
+    there = choose_grids(session, seen, {0: 2.0**-13}, for_audit=True)
+    assert there.table.sites[(Kind.DECISION, 0)].band == -14
+    with pytest.raises(Nondeterminism, match=r"decision 0: its input moves by .* allows 2\*\*-15"):
+        choose_grids(session, seen, {0: 2.0**-13 * 1.001}, for_audit=True)
     for policy in (POLICIES["fp32"], POLICIES["fp64"]):
         widest = policy.buffer_band[1] - policy.safety
         for more, fits in ((0, True), (1, False)):

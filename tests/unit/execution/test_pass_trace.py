@@ -14,7 +14,7 @@ from tallystick.execution.dispatch.capture import Capture
 from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.noise.probes import ProbingContext
-from tallystick.execution.pass_trace import PassTrace
+from tallystick.execution.pass_trace import OtherShapes, PassTrace
 
 
 def read_again(function: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -73,3 +73,43 @@ def test_an_operator_that_fails_leaves_reads_noted() -> None:
         return y.square().sum()
 
     assert len(read_again(function)) == 1
+
+
+def test_a_value_lies_in_a_repetition_as_it_lay_in_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of another precision leaves a convolution in another order: a view of it could not be made, or was another one."""
+    weight = torch.linspace(-1.0, 1.0, 2 * 3 * 4 * 4).reshape(2, 3, 4, 4).requires_grad_()
+    trace, stream, context = PassTrace({"weight": weight}), RandomStream(5), ProbingContext()
+    capture = Capture(context, stream, compute=torch.float32, findings=OperatorFindings(), sink=trace)
+    with torch.random.fork_rng(devices=[]):
+        context.start_micro_batch(0)
+        stream.start(0, 0, 0)
+        trace.begin_part()
+        with stream.seeding(), capture, trace.noting_reads():
+            laid = torch.clone(weight, memory_format=torch.channels_last)
+            flat = laid.permute(0, 2, 3, 1).view(2, 48)
+            loss = (flat * torch.arange(48.0)).sum()
+            loss.backward()
+            trace.note_loss(loss)
+        assert weight.grad is not None
+        trace.end({"weight": weight.grad})
+    plain = PassTrace.laid_out
+
+    def usual(trace: PassTrace, number: int, result: Tensor) -> Tensor:
+        """As a kernel that leaves everything in the usual order."""
+        has_memory = number in trace._layouts  # pyright: ignore[reportPrivateUsage]
+        return result.contiguous() if has_memory else result
+
+    monkeypatch.setattr(
+        PassTrace,
+        "laid_out",
+        lambda trace, number, result: plain(trace, number, usual(trace, number, result)),
+    )
+    again = trace.repetition({"weight": weight})
+    with torch.enable_grad():
+        again.run(0)
+    assert torch.equal(again.value(trace.losses[0]), loss.detach())
+    assert torch.equal(again.value(trace.gradients["weight"]), weight.grad)
+    # The control: in the usual order the view cannot be made.
+    monkeypatch.setattr(PassTrace, "laid_out", usual)
+    with torch.enable_grad(), pytest.raises(OtherShapes, match="cannot be run again"):
+        trace.repetition({"weight": weight}).run(0)

@@ -31,7 +31,9 @@ from tallystick.fleet.provenance.observation import (
     ObservationPlan,
     chance_of_empty,
     check_observed,
+    check_together,
     is_fresh,
+    seconds_within,
 )
 from tallystick.fleet.provenance.verification import ChipView, judge_owner
 from tallystick.signing.keys import ed25519_key
@@ -84,7 +86,7 @@ def test_a_chip_that_was_watched_as_asked_has_no_finding() -> None:
     assert found(log_of(DAILY)) == set()
 
 
-@pytest.mark.parametrize(("days", "rules"), [(10.0, set[Any]()), (9.9, {(116, "unknown")})])
+@pytest.mark.parametrize(("days", "rules"), [(10.0, set[Any]()), (9.8, {(116, "unknown")})])
 def test_the_time_after_the_last_record_is_the_attestations_to_show(days: float, rules: set[Any]) -> None:
     log = log_of(DAILY[:10])
     assert found(log) == {(116, "unknown"), (119, "unknown")}
@@ -123,20 +125,71 @@ def test_a_lower_rate_before_the_time_asked_for_is_nobodys_business() -> None:
 def test_silence_has_its_probability(days: float, severity: str) -> None:
     """No snapshot in 9.21 days at one a day has a chance of 1e-4; a log of nothing but its boot, and an attestation of now."""
     log, plan = log_of([]), replace(PLAN, until=FIRST + int(days * DAY_MS))
-    [finding] = check_observed(NAME, log, attested(log, days), plan)
+    finding, *others = check_observed(NAME, log, attested(log, days), plan)
     assert (finding.rule, finding.severity) == (118, severity)
     assert "chance" in finding.text and f"{days:.1f} days of use" in finding.text
+    assert [each.name for each in others] == ["silence"] * (days > 100.0)
+
+
+@pytest.mark.parametrize(("gap", "rules"), [(11.8, set[Any]()), (12.0, {(118, "violation")})])
+def test_a_burst_of_snapshots_makes_up_for_no_silence(gap: float, rules: set[Any]) -> None:
+    """Fifteen in eight hours, and none in two weeks, were as many as one a day: of 22 to come 12.4 days have a chance of 1e-4."""
+    events: list[tuple[Event, float]] = [*[(FULL, 0.02)] * 20, (TEST, gap), *[(FULL, 0.5)] * 20]
+    log = log_of(events)
+    days = 20 * 0.02 + gap + 10
+    plan = replace(PLAN, until=FIRST + int(days * DAY_MS))
+    assert found(log, plan=plan) == rules
+
+
+def test_a_few_suppressed_on_every_chip_are_many_together() -> None:
+    """Four of fifteen have a chance of 1e-3 on one chip, and none on fifty."""
+    log = log_of([*[(FULL, 3.0)] * 4, (TEST, 3.0)])
+    plan = replace(PLAN, until=FIRST + 15 * DAY_MS)
+    assert found(log, plan=plan) == set()
+    assert check_together([(log, None)], plan) == []
+    [finding] = check_together([(log, None)] * 50, plan)
+    assert (finding.rule, finding.severity) == (118, "violation")
+    assert "all 50 chips: 200 snapshots" in finding.text
+    matches: dict[int, Any] = dict.fromkeys(range(2, 6), ("0" * 64, GOOD))
+    chips = [replace(view(log, matches), ueid=f"{n:034x}") for n in range(50)]
+    assert judge_owner("o", chips, [], plan=plan).verdict == "fail"
+    assert judge_owner("o", chips[:1], [], plan=plan).verdict == "pass"
+
+
+@pytest.mark.parametrize("how", ["boot", "steps"])
+def test_no_record_makes_time_in_use_that_its_clocks_do_not_have(how: str) -> None:
+    """A boot that claims thirteen days of use while the machine was off, or two minutes in every millisecond."""
+    log = log_of(DAILY)
+    forged: list[LoggedRecord] = []
+    for at, logged in enumerate(log):
+        clocks = logged.record.clocks
+        if how == "boot" and at >= 12:  # the chip was off for ten days, and says that it was not
+            uptime = 0 if at == 12 else clocks.uptime - log[12].record.clocks.uptime
+            event = Boot(bytes(16)) if at == 12 else logged.record.event
+            record = replace(
+                logged.record, clocks=replace(clocks, boots=clocks.boots + 1, uptime=uptime), event=event
+            )
+        elif how == "steps" and at >= 12:
+            back = log[11].record.clocks.wall
+            assert back is not None
+            record = replace(logged.record, clocks=replace(clocks, wall=back + at))
+        else:
+            record = logged.record
+        forged.append(replace(logged, record=record))
+    plan = PLAN if how == "boot" else replace(PLAN, until=FIRST + 10 * DAY_MS)
+    whole = 20.0 if how == "boot" else 10.0
+    assert seconds_within(forged, None, plan) == pytest.approx((whole - (how == "boot")) * 86400, rel=1e-3)
 
 
 def test_snapshots_outside_the_time_asked_for_do_not_count() -> None:
-    log = log_of([(FULL, 0.01)] * 20 + [(TEST, 20.0)])
+    log = log_of([*[(FULL, 0.01)] * 20, (TEST, 20.0)])
     plan = replace(PLAN, since=FIRST + DAY_MS, until=FIRST + 20 * DAY_MS)
     assert (118, "violation") in found(log, plan=plan)
 
 
 @pytest.mark.parametrize(
     ("use", "rules"),
-    [(None, {(119, "unknown")}), (480.0, set[Any]()), (488.0, {(119, "violation")}), (0.0, set[Any]())],
+    [(None, {(119, "unknown")}), (480.0, set[Any]()), (488.0, {(119, "unknown")}), (0.0, set[Any]())],
 )
 def test_time_without_a_live_agent_is_unknown_unless_somebody_says_how_long_the_chip_was_in_use(
     use: float | None, rules: set[Any]
@@ -200,7 +253,8 @@ def test_a_plan_that_asks_for_nothing_is_refused(change: dict[str, Any], problem
 def test_options_state_a_plan() -> None:
     chips = [NAME]
     plan = plan_of("1.5", "2026-02-02T02:40:00Z", "2026-02-03", [f"{NAME}=3"], chips)
-    assert plan == ObservationPlan(1500, 1_770_000_000_000, 1_770_076_800_000, {NAME: 3.0})
+    assert plan is not None and plan.now is not None and plan.now > FIRST
+    assert replace(plan, now=None) == ObservationPlan(1500, FIRST, 1_770_076_800_000, {NAME: 3.0})
     assert plan_of(None, None, None, [], chips) is None
 
 
@@ -221,8 +275,48 @@ def test_options_state_a_plan() -> None:
 )
 def test_options_that_state_no_plan_are_refused(given: tuple[Any, ...], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
-        plan_of(*given, [NAME])
+        plan_of(given[0], given[1], given[2], given[3], [NAME])
 
 
 def test_hours_are_of_this_many_milliseconds() -> None:
     assert HOUR_MS == 3_600_000
+
+
+def test_a_log_is_no_later_than_the_readers_clock() -> None:
+    log = log_of(DAILY)
+    for days, rules in ((19.0, {(116, "unknown")}), (20.0, set[Any]())):
+        assert found(log, plan=replace(PLAN, now=FIRST + int(days * DAY_MS))) == rules
+    short = log_of(DAILY[:10])
+    ages = replace(PLAN, now=FIRST + 20 * DAY_MS, use={NAME: 200.0})
+    assert found(short, attested(short, 1e6), ages) == {(116, "unknown")}, "uptime of 2,700 years"
+
+
+def test_a_chips_own_clock_may_drift_after_its_last_record() -> None:
+    log = log_of([(FULL, 1.0)] * 10)
+    plan = replace(PLAN, use={NAME: 200.0})
+    assert found(log, attested(log, 10 * 0.995), plan) == set()
+    assert found(log, attested(log, 10 * 0.98), plan) == {(116, "unknown")}
+
+
+def test_a_lower_rate_that_was_raised_as_the_time_began_is_none() -> None:
+    log = log_of(DAILY)
+    slow = [replace(log[at], record=replace(log[at].record, rate=1)) for at in range(2)] + log[2:]
+    assert found(slow, plan=replace(PLAN, since=FIRST + DAY_MS - 60_000)) == set(), "a minute of it"
+    assert found(slow, plan=replace(PLAN, since=FIRST + DAY_MS - 240_000)) == {(117, "violation")}
+
+
+def test_a_chip_that_was_off_all_the_time_has_no_snapshots_to_show() -> None:
+    log = log_of([(TEST, 0.0)], off=20.0)
+    assert found(log, plan=replace(PLAN, use={NAME: 0.0})) == set()
+    assert found(log) == {(118, "unknown"), (119, "unknown")}
+
+
+def test_walls_that_step_back_and_forth_count_no_time_twice() -> None:
+    log = log_of([(TEST, 0.001)] * 400)
+    stepped: list[LoggedRecord] = []
+    for at, logged in enumerate(log):
+        clocks = logged.record.clocks
+        assert clocks.wall is not None
+        wall = clocks.wall - (118_000 if at % 2 else 0)
+        stepped.append(replace(logged, record=replace(logged.record, clocks=replace(clocks, wall=wall))))
+    assert seconds_within(stepped, None, PLAN) <= 1.01 * 0.4 * 86400

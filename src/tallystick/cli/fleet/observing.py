@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,7 +58,8 @@ def plan_of(
             raise InvalidInput(f"--use {text}: must be UEID=HOURS, of a chip that --chip names")
         hours[ueid] = _number(number, "--use")
     thousandths = round(1000 * _number(rate, "--snapshots-per-day"))
-    return ObservationPlan(thousandths, _moment(since, "--since"), _moment(until, "--until"), hours)
+    now = round(time.time() * 1000)
+    return ObservationPlan(thousandths, _moment(since, "--since"), _moment(until, "--until"), hours, now)
 
 
 def _number(text: str, name: str) -> float:

@@ -52,6 +52,7 @@ OF_LOSSES = (
     "; it is nearly nothing beside its terms: give them .float() and add a constant, which moves no gradient"
 )
 OF_LOUD = "; a batch of more samples has less of it, and policy fp64"
+MORE_HERE = 2  # octaves that noise may be louder for an auditor than for the trainer, who refuses the run from there on
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -71,12 +72,14 @@ def choose_grids(
     ``earlier`` are the grids of the measurement before; None for the session's own.
 
     The optimizer's noise is measured where the session has no grids of state sites yet, or if ``measure_states``. An audit's
-    measurement, which is one ``for_audit`` too if that is not said, refuses no buffer, no loss and no optimizer.
+    measurement, which is one ``for_audit`` too if that is not said, refuses no buffer and no loss, and of decisions and the
+    optimizer nothing that is ``MORE_HERE`` octaves louder than the policy has it.
 
     Raises:
         Nondeterminism: a site is too noisy for the policy; by name.
     """
     policy, known = session.policy, session.table if earlier is None else earlier
+    is_audit = measure_states if for_audit is None else for_audit
     grids = dict(session.table.sites)
     noise = dict(seen.noise)
     loudest = max((n.largest for (kind, _), n in noise.items() if kind == Kind.GRADIENT), default=0.0)
@@ -93,7 +96,7 @@ def choose_grids(
                 place,
                 measured,
                 known.sites.get(place),
-                for_audit=measure_states if for_audit is None else for_audit,
+                for_audit=is_audit,
             )
     grids |= finer_grids(policy, seen.noise, grids)
     grids |= _defaults(session, grids)
@@ -105,15 +108,14 @@ def choose_grids(
             place = (Kind.STATE, position)
             states[place] = mean
             lowest, highest = policy.state_band
-            is_audit = measure_states if for_audit is None else for_audit
-            if exponent_above(typical) + STATE_SAFETY > highest and not is_audit:
+            if exponent_above(typical) + STATE_SAFETY > highest + (MORE_HERE if is_audit else 0):
                 raise Nondeterminism(
                     f"{session.site_name(place)}: the optimizer's noise is {typical:.2g} of the value, "
                     f"policy {policy.name} allows 2**{highest - STATE_SAFETY}; is it an elementwise optimizer?"
                 )
             band = min(highest, max(lowest, exponent_above(largest) + STATE_SAFETY))
             grids[place] = SiteGrid(24, band, -149)
-    _measure_decisions(policy, decisions, grids, noise)
+    _measure_decisions(policy, decisions, grids, noise, MORE_HERE if is_audit else 0)
     return Calibration(noise, GridTable(grids), states=states)
 
 
@@ -122,16 +124,19 @@ def _measure_decisions(
     decisions: dict[int, float],
     grids: dict[SiteKey | tuple[Kind, int], SiteGrid],
     noise: dict[Site, SiteNoise],
+    more: int,
 ) -> None:
     """Put the bands and the noise of decisions into ``grids`` and ``noise``.
 
     Raises:
-        Nondeterminism: the input of one is too noisy for the policy.
+        Nondeterminism: the input of one is too noisy for the policy, by ``more`` octaves than those.
     """
     lowest, highest = policy.decision_band
     for ordinal, relative in decisions.items():
         band = decision_band(policy, relative)
         place = (Kind.DECISION, ordinal)
+        if highest < band <= highest + more:
+            band = highest
         if band > highest:
             why = (
                 f"moves by {relative:.2g} of its rms under last-bit noise, policy {policy.name} allows "

@@ -9,13 +9,14 @@ Pure. The time after a log's last record is the chip's attestation's to show, ho
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from tallystick.errors import InvalidInput
 from tallystick.fleet.agent.chip_log import LogLimits, NumberedFinding, snapshots_of
-from tallystick.fleet.agent.chip_record import DAY_MS, LoggedRecord
+from tallystick.fleet.agent.chip_record import DAY_MS, Boot, LoggedRecord
 from tallystick.fleet.attestation.assurance import Attestation
 from tallystick.fleet.sampling.coverage import LARGEST_MEAN, at_most, deficit_p_value
 
@@ -32,6 +33,7 @@ class ObservationPlan:
         rate: snapshots, in thousandths per day in use.
         since, until: milliseconds since 1970.
         use: hours between the two in which a chip (UEID, hexadecimal) was in use, by a meter or an inspection.
+        now: the reader's clock; None where it is not known. No log is later.
         limits: the reader's: with what probability an honest chip may be accused, and how far clocks may be off.
 
     Raises:
@@ -42,6 +44,7 @@ class ObservationPlan:
     since: int
     until: int
     use: Mapping[str, float] = field(default_factory=dict[str, float])
+    now: int | None = None
     limits: LogLimits = field(default_factory=LogLimits)
 
     def __post_init__(self) -> None:
@@ -106,13 +109,40 @@ def check_observed(
         return [NumberedFinding(116, "time", None, text, "unknown")]
     found += _check_time(name, log, stretches, attested, plan)
     inside = [(each, each.share(plan)) for each in stretches]
-    slow = next((each for each, share in inside if share > 0.0 and each.rate < plan.rate), None)
-    if slow is not None:
+    slower = [(each, each.active * share) for each, share in inside if each.rate < plan.rate]
+    if sum(active for _, active in slower) > plan.limits.slack:
+        slow = next(each for each, active in slower if active > 0.0)
         text = f"{name}: {slow.rate / 1000:g} snapshots a day from record {slow.seq} on, {plan.rate / 1000:g} are asked for"
         found.append(NumberedFinding(117, "rate", slow.seq, text))
     active = sum(each.active * share for each, share in inside)
-    found += _check_silence(name, len(snapshots_within(log, plan)), active, plan)
-    return found + _check_use(name, plan.use.get(ueid), active, plan)
+    taken, hours = len(snapshots_within(log, plan)), plan.use.get(ueid)
+    found += _check_silence(name, taken, active, plan, is_idle=hours == 0.0)
+    found += _check_gap(name, longest_gap(log, attested, plan), active, plan)
+    return found + _check_use(name, hours, active, plan)
+
+
+def check_together(
+    logs: Sequence[tuple[Sequence[LoggedRecord], Attestation | None]], plan: ObservationPlan
+) -> list[NumberedFinding]:
+    """Return whether all chips of an owner together have fewer snapshots than the plan's rate calls for: a few of each add up."""
+    taken = sum(len(snapshots_within(log, plan)) for log, _ in logs)
+    active = sum(1000.0 * seconds_within(log, attested, plan) for log, attested in logs if log)
+    return [
+        each
+        for each in _check_silence(f"all {len(logs)} chips", taken, active, plan)
+        if each.severity == "violation" and len(logs) > 1
+    ]
+
+
+def longest_gap(log: Sequence[LoggedRecord], attested: Attestation | None, plan: ObservationPlan) -> float:
+    """Return the longest time in use without a snapshot within the time asked for, in milliseconds."""
+    longest = gap = 0.0
+    taken = {logged.record.seq for logged, _ in snapshots_of(log)}
+    for each in _stretches(log, attested) or []:
+        gap = 0.0 if each.seq in taken else gap
+        gap += each.active * each.share(plan)
+        longest = max(longest, gap)
+    return longest
 
 
 def snapshots_within(log: Sequence[LoggedRecord], plan: ObservationPlan) -> list[int]:
@@ -139,12 +169,18 @@ def chance_of_empty(full: int, taken: int, hours: float, seconds: float) -> floa
 def _stretches(log: Sequence[LoggedRecord], attested: Attestation | None) -> list[_Stretch] | None:
     """Return the stretches of a log, up to its attestation; None where a record has no wall clock."""
     found: list[_Stretch] = []
+    latest = log[0].record.clocks.wall or 0
     for before, after in itertools.pairwise(log):
         a, b = before.record, after.record
         if a.clocks.wall is None or b.clocks.wall is None:
             return None
-        used = max(0, b.clocks.active - a.clocks.active)
-        found.append(_Stretch(a.clocks.wall, b.clocks.wall, used, a.rate, a.seq))
+        # No more than the agent's own clock and the wall's allow: neither a boot nor many short steps make time in use.
+        own = b.clocks.uptime - (0 if isinstance(b.event, Boot) else a.clocks.uptime)
+        begin = max(a.clocks.wall, latest)
+        latest = max(b.clocks.wall, begin)
+        most = min(own, round((latest - begin) * (1.0 + LEAST_OFF)))
+        used = max(0, min(b.clocks.active - a.clocks.active, most))
+        found.append(_Stretch(begin, latest, used, a.rate, a.seq))
     last = log[-1].record
     if last.clocks.wall is None:
         return None
@@ -153,7 +189,8 @@ def _stretches(log: Sequence[LoggedRecord], attested: Attestation | None) -> lis
         if attested is not None and is_fresh(log, attested)
         else 0
     )
-    found.append(_Stretch(last.clocks.wall, last.clocks.wall + since, since, last.rate, last.seq))
+    begin = max(last.clocks.wall, latest)
+    found.append(_Stretch(begin, begin + since, since, last.rate, last.seq))
     return found
 
 
@@ -165,13 +202,17 @@ def _check_time(
     plan: ObservationPlan,
 ) -> list[NumberedFinding]:
     begin, end, slack = stretches[0].begin, stretches[-1].end, plan.limits.slack
+    tail = slack + plan.limits.drift * stretches[-1].active  # by the chip's own clock
     found: list[NumberedFinding] = []
+    if plan.now is not None and end > plan.now + tail:
+        text = f"{name}: its log goes on until {date_of(end)}, which is later than now, {date_of(plan.now)}"
+        found.append(NumberedFinding(116, "time", log[-1].record.seq, text, "unknown"))
     if begin > plan.since + slack:
         text = (
             f"{name}: its log begins at {date_of(begin)}; from {date_of(plan.since)} on it was to be watched"
         )
         found.append(NumberedFinding(116, "time", log[0].record.seq, text, "unknown"))
-    if end < plan.until - slack:
+    if end < plan.until - tail:
         how = "is attested until" if is_fresh(log, attested) else "ends at"
         more = "" if is_fresh(log, attested) else ", and no attestation of now says that nothing came after"
         text = f"{name}: its log {how} {date_of(end)}{more}; until {date_of(plan.until)} it was to be watched"
@@ -179,7 +220,9 @@ def _check_time(
     return found
 
 
-def _check_silence(name: str, taken: int, active: float, plan: ObservationPlan) -> list[NumberedFinding]:
+def _check_silence(
+    name: str, taken: int, active: float, plan: ObservationPlan, *, is_idle: bool = False
+) -> list[NumberedFinding]:
     mean = plan.rate / 1000.0 * active / DAY_MS
     chance = deficit_p_value(taken, min(mean, LARGEST_MEAN))
     days = f"{active / DAY_MS:.1f} days of use"
@@ -187,10 +230,21 @@ def _check_silence(name: str, taken: int, active: float, plan: ObservationPlan) 
     if chance < plan.limits.false_alarm:
         text = f"{name}: {taken} snapshots in the time asked for, where {asked}"
         return [NumberedFinding(118, "silence", None, text)]
-    if taken == 0:
+    if taken == 0 and not is_idle:
         text = f"{name}: no snapshot in the time asked for, so nothing of it was seen; {asked}"
         return [NumberedFinding(118, "silence", None, text, "unknown")]
     return []
+
+
+def _check_gap(name: str, gap: float, active: float, plan: ObservationPlan) -> list[NumberedFinding]:
+    """Find the longest silence unlikely: of m snapshots to be expected, m + 1 times may be as long at most."""
+    rate = plan.rate / 1000.0 / DAY_MS
+    chance = min(1.0, (rate * active + 1.0) * math.exp(-rate * gap))
+    if chance >= plan.limits.false_alarm:
+        return []
+    asked = f"at {plan.rate / 1000:g} a day; chance {chance:.1e} at most"
+    text = f"{name}: {gap / DAY_MS:.1f} days of use without a snapshot, {asked}"
+    return [NumberedFinding(118, "silence", None, text)]
 
 
 def _check_use(name: str, hours: float | None, active: float, plan: ObservationPlan) -> list[NumberedFinding]:
@@ -198,8 +252,9 @@ def _check_use(name: str, hours: float | None, active: float, plan: ObservationP
     if hours is not None:
         if hours * HOUR_MS <= active * (1.0 + plan.limits.drift) + plan.limits.slack:
             return []
+        # The time between a last record and a loss of power is in no log.
         text = f"{name}: in use for {hours:g} hours, watched for {active / HOUR_MS:.1f} of them"
-        return [NumberedFinding(119, "use unwatched", None, text)]
+        return [NumberedFinding(119, "use unwatched", None, text, "unknown")]
     off = whole - active
     if off <= LEAST_OFF * whole + plan.limits.slack:
         return []

@@ -29,6 +29,7 @@ from tallystick.fleet.provenance.observation import (
     ObservationPlan,
     chance_of_empty,
     check_observed,
+    check_together,
     seconds_within,
     snapshots_within,
 )
@@ -40,7 +41,8 @@ RATIO_LIMIT = 0.1
 """Of |W' - W| / |dW| where there is no log: honest replays have 0.02, or 0.07 at the finest rates, interpolation about 1."""
 UNEXPLAINED_LIMIT = 0.0  # share of a snapshot's memory that may belong to nothing declared
 LEAST_RANDOM = 1
-LIKELY = 0.5  # chance from which on it says nothing that no snapshot of a chip in use holds memory
+LIKELY, UNLIKELY = 0.5, 0.01
+"""Chances from which on it says nothing that no snapshot of a chip in use holds memory, or few."""
 
 Answer = Literal["pass", "fail", "unknown"]
 Method = Literal["exact", "ratio"]
@@ -276,6 +278,8 @@ def judge_owner(
         if plan is not None:
             found += check_observed(chip.ueid, chip.log, chip.attested, plan)
         found += _check_matches(chip, unexplained_limit, plan)
+    if plan is not None:
+        found += check_together([(chip.log, chip.attested) for chip in chips], plan)
     worst = {finding.severity for finding in found}
     complete: Answer = (
         "fail" if "violation" in worst else "unknown" if "unknown" in worst or not chips else "pass"
@@ -469,7 +473,7 @@ def _idleness(chip: ChipView, empty: Sequence[int], plan: ObservationPlan | None
     text = f"{full} of {len(within)} hold any, of a chip in use for {hours:g} hours; chance {chance:.1e}"
     if chance < plan.limits.false_alarm:
         return "violation", text
-    return ("unknown" if full == 0 and chance < LIKELY else "note"), text
+    return ("unknown" if chance < (LIKELY if full == 0 else UNLIKELY) else "note"), text
 
 
 def _is_within(seq: int, sizes: Mapping[int, tuple[int, bytes]]) -> bool:
