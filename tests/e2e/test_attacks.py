@@ -76,7 +76,8 @@ SLOW = {
         "edited_weights", "forged_entry", "lying_auditor", "other_data", "other_rate", "poisoned_label", "skipped_steps",
     )),
     *((name, "fp32") for name in (  # ten seconds each, whose limits unit tests hold
-        "always_silent", "bought_off_as_noise", "chosen_floors", "heard_noise", "other_form", "saddle", "turned_zeros", "zeroed_buffer",
+        "always_silent", "bought_off_as_noise", "chosen_floors", "heard_noise", "other_form", "saddle", "turned_zeros",
+        "zeroed_buffer",
     )),
 }  # fmt: skip
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
