@@ -451,11 +451,11 @@ def test_compiled_copied_drawn_by_numpy_and_the_best_weights_at_the_end(
 @pytest.mark.parametrize(
     ("model", "optimizer", "named"),
     [
-        (nn.Linear(2, 2), [], "attach: optimizer is an empty list; give a torch.optim.Optimizer"),
+        (nn.Linear(2, 2), [], "optimizer: an empty list was given; give at least one torch.optim.Optimizer"),
         (
             nn.Linear(2, 2),
             "adam",
-            "attach: optimizer is a str; give a torch.optim.Optimizer, or a list of them",
+            "optimizer is a str; give a torch.optim.Optimizer, or a list of them",
         ),
         (
             [],

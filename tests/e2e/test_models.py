@@ -95,7 +95,7 @@ def answer(run: str, case: str, policy: str, steps: int, *, jitter: bool = False
     trained = _trained_plainly(directory, case, torch.float64 if policy == "fp64" else torch.float32, steps)
     return {
         "verdict": report.verdict, "differing": report.differing_elements, "steps": report.steps,
-        "first": str(report.first), "plain": trained,
+        "first": str(report.first), "plain": trained, "moved": report.freedom.moved + report.freedom.decisions_moved,
     }  # fmt: skip
 
 
@@ -274,6 +274,10 @@ def test_models_of_each_family_are_followed_under_more_profiles(
         pytest.importorskip("transformers")
     found = elsewhere(MORE[profile], str(recorded(case, policy, LONG).path), case, policy, LONG)
     assert (found["verdict"], found["differing"], found["steps"]) == ("match", 0, LONG), found
+    if not found["moved"]:  # control: without the log the follower's own roundings would have led elsewhere
+        pytest.skip(
+            "inconclusive: no rounding or decision of this follower is another one than the trainer's"
+        )
 
 
 @pytest.mark.parametrize("policy", ["fp32", "fp64"])

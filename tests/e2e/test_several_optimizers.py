@@ -344,8 +344,7 @@ def test_a_script_attaches_several(tmp_path: Path) -> None:
 def test_a_recorded_script_leaves_torchs_defaults_as_they_were(tmp_path: Path) -> None:
     """Under ``fp64`` whatever it built after its run was float64, where the optimizer is none of the portable ones."""
     model, optimizers = made("muon and adamw")
-    begin = lambda: recorder(tmp_path / "run", "fp64")  # noqa: E731
-    with wanting(ProgramRun(begin)):
+    with wanting(ProgramRun(lambda: recorder(tmp_path / "run", "fp64"))):
         tallystick.attach(model, optimizers)
         for step in range(STEPS):
             x, y = data(step)

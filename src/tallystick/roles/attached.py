@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.execution.joint_optimizer import joined
 from tallystick.execution.session.hooks import Hook
 from tallystick.execution.session.session import HasRun
 from tallystick.roles.audit_report import AuditReport
@@ -148,21 +149,9 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _verify_kinds(model: Any, optimizers: list[Any], extra: Any) -> None:
-    if not optimizers:
-        raise InvalidInput(
-            "attach: optimizer is an empty list; give a torch.optim.Optimizer, or a list of them"
-        )
+    joined(optimizers)
     for name, given, is_one, wanted in (
         ("model", model, isinstance(model, nn.Module), "a run has one torch.nn.Module"),
-        *(
-            (
-                "optimizer",
-                each,
-                isinstance(each, torch.optim.Optimizer),
-                "give a torch.optim.Optimizer, or a list of them",
-            )
-            for each in optimizers
-        ),
         ("extra", extra, isinstance(extra, Mapping), "give modules by name: extra={'average': module}"),
     ):
         if not is_one:

@@ -62,6 +62,18 @@ def parse_journal(data: bytes, *, what: str = "journal") -> Contents:
     return Contents(tuple(records), None)
 
 
+def is_written(path: Path) -> bool:
+    """Whether a process has the journal open for writing."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
 class Journal:
     """One open journal; only one process at a time can have it open for writing.
 

@@ -494,7 +494,7 @@ def test_a_loss_that_is_only_noise_is_no_reason_for_an_auditor_not_to_accept(
     seen.noise[(Kind.LOSS, 0)] = SiteNoise(0.5, np.zeros(1, dtype=np.int64), 1.0, 0.5, 1)
     with pytest.raises(Nondeterminism, match=r"^loss: its noise is 2\*\*-1 of its scale"):
         bands_module.choose_grids(session, seen, {})
-    widest = bands_module.choose_grids(session, seen, {}, measure_states=True).table.sites[(Kind.LOSS, 0)]
+    widest = bands_module.choose_grids(session, seen, {}, for_audit=True).table.sites[(Kind.LOSS, 0)]
     assert widest.band == -2
 
 

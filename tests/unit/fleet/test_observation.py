@@ -76,6 +76,8 @@ def attested(log: list[LoggedRecord], days: float = 0.0, *, boots: int = 1) -> A
 def found(
     log: list[LoggedRecord], attestation: Attestation | None = None, plan: ObservationPlan = PLAN
 ) -> set[tuple[int, str]]:
+    """Return rules and severities; the log's last record is attested for the reader, if nothing else is."""
+    attestation = attestation if attestation is not None or not log else attested(log)
     return {(each.rule, each.severity) for each in check_observed(NAME, log, attestation, plan)}
 
 
@@ -200,7 +202,7 @@ def test_time_without_a_live_agent_is_unknown_unless_somebody_says_how_long_the_
 
 
 def view(log: list[LoggedRecord], matches: dict[int, Any]) -> ChipView:
-    return ChipView(NAME, log, (), Assurance(0, ()), matches)
+    return ChipView(NAME, log, (), Assurance(0, ()), matches, attested=attested(log))
 
 
 def test_an_owner_of_empty_snapshots_and_no_run_passes_only_if_a_meter_says_that_nothing_ran() -> None:
@@ -320,3 +322,12 @@ def test_walls_that_step_back_and_forth_count_no_time_twice() -> None:
         wall = clocks.wall - (118_000 if at % 2 else 0)
         stepped.append(replace(logged, record=replace(logged.record, clocks=replace(clocks, wall=wall))))
     assert seconds_within(stepped, None, PLAN) <= 1.01 * 0.4 * 86400
+
+
+def test_whoever_has_no_attestation_of_now_is_told_so() -> None:
+    """Of two logs that a restored disk has written, an owner shows the one that it likes."""
+    log = log_of(DAILY)
+    for attestation, rules in (
+        (attested(log), []), (None, [116]), (attested(log[:-1]), [116]), (attested(log, boots=2), [116]),
+    ):  # fmt: skip
+        assert [each.rule for each in check_observed(NAME, log, attestation, PLAN)] == rules

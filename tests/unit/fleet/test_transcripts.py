@@ -14,7 +14,7 @@ import pytest
 from tallystick.commit.encoding import digest
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import NumberedFinding
+from tallystick.fleet.agent.chip_log import ChipHead, NumberedFinding
 from tallystick.fleet.agent.chip_record import (
     DAY_MS,
     NO_RECORD,
@@ -37,7 +37,7 @@ from tallystick.fleet.agent.memory import (
     reader_of,
     verify_opening,
 )
-from tallystick.fleet.attestation.assurance import Assurance
+from tallystick.fleet.attestation.assurance import Assurance, Attestation
 from tallystick.fleet.provenance.matcher import SnapshotMatch, match_snapshot
 from tallystick.fleet.provenance.memorisation import RunMemory, SegmentMemory
 from tallystick.fleet.provenance.observation import ObservationPlan
@@ -394,6 +394,13 @@ def logged(events: list[tuple[Event, float]]) -> list[LoggedRecord]:
     return log
 
 
+def attested(log: list[LoggedRecord]) -> Attestation:
+    last = log[-1]
+    head = ChipHead(last.record.seq, last.digest)
+    clocks = last.record.clocks
+    return Attestation(UEID, b"", head, clocks.boots, clocks.uptime // 1000, False, "simulated")
+
+
 def chip_view(
     matches: Mapping[int, tuple[str, SnapshotMatch] | None], *, run: bytes = b"", findings: tuple[NumberedFinding, ...] = (),
     precommit: bytes | None = None,
@@ -401,7 +408,7 @@ def chip_view(
     taken = Snapshot(256, 23, 5800, bytes(32), bytes(32), run)
     first: Event = LoggedPrecommit(precommit) if precommit is not None else LoggedPrecommit(b"\1" * 32)
     log = logged([(Boot(bytes(16)), 0.0), (first, 0.0), (taken, 1.0)])
-    return ChipView(UEID.hex(), log, findings, Assurance(0, ()), matches)
+    return ChipView(UEID.hex(), log, findings, Assurance(0, ()), matches, attested=attested(log))
 
 
 GOOD = SnapshotMatch("exact", 2, (), 0, 0, 5800)
@@ -510,7 +517,7 @@ def test_an_empty_snapshot_counts_in_the_middle_of_a_run_only() -> None:
     def severity(taken: list[Snapshot], hours: float = 48.0) -> set[tuple[int, str]]:
         log = logged([*first, *((event, 1.0) for event in taken)])
         matches = {3 + at: (("0" * 64, GOOD) if event.size else None) for at, event in enumerate(taken)}
-        chip = ChipView(UEID.hex(), log, (), Assurance(0, ()), matches)
+        chip = ChipView(UEID.hex(), log, (), Assurance(0, ()), matches, attested=attested(log))
         plan = ObservationPlan(100, 0, len(taken) * DAY_MS, {UEID.hex(): hours})
         return {(f.rule, f.severity) for f in judge_owner("o", [chip], [], plan=plan).findings}
 

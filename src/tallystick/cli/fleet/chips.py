@@ -61,11 +61,10 @@ from tallystick.reports.layout import counted
 from tallystick.signing.keys import PublicKey, generate_key
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import read_whole, write_whole
-from tallystick.store.journal import read_journal
+from tallystick.store.journal import is_written, read_journal
 from tallystick.store.keys import load_key, load_public_key, write_key
 
 WAIT = 10.0  # seconds that a request waits for a running agent
-LIVE = 3.0  # seconds after which an agent that was asked for an attestation does not run
 
 app = typer.Typer(
     help="Chips that log snapshots of their memory, and who collects the logs.", no_args_is_help=True
@@ -322,7 +321,7 @@ def attest(
         raise InvalidInput(
             f"--nonce: has {len(asked)} bytes, a nonce has {NONCE_BYTES[0]} to {NONCE_BYTES[1]}"
         )
-    token = _attested_now(chip, asked)
+    token = _attested_now(chip, key.public_key, asked)
     log = boot_log(chip, key.public_key)
     if not log:
         raise InvalidInput(f"{directory}: the log is empty; start the agent once")
@@ -352,16 +351,25 @@ def precommit(
     return 0
 
 
-def _attested_now(chip: ChipDirectory, nonce: bytes) -> bytes | None:
-    """Return what the chip's running agent attests; None if none runs."""
+def _attested_now(chip: ChipDirectory, key: PublicKey, nonce: bytes) -> bytes | None:
+    """Return what the chip's running agent attests for a nonce; None if none runs.
+
+    Raises:
+        StoreError: one runs and does not answer.
+        Mismatch: it answered somebody else.
+    """
+    if not is_written(chip.log_path):
+        return None
     request = chip.ask(f"attest-{nonce.hex()}")
-    deadline = time.monotonic() + LIVE
+    deadline = time.monotonic() + WAIT
     while request.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     if request.exists():
         chip.done(request.name)
-        return None
-    return read_whole(chip.attestation_path, limit=TOKEN_LIMIT, what="an attestation")
+        raise StoreError(f"{chip.path}: the agent did not attest within {WAIT:g} s")
+    token = read_whole(chip.attestation_path, limit=TOKEN_LIMIT, what="an attestation")
+    parse_attestation(token, key, nonce)
+    return token
 
 
 def log_precommit(directory: Path, digest: bytes) -> None:

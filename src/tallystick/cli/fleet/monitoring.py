@@ -60,7 +60,10 @@ STORIES = {
     "unreported": "declares the run of one chip, is silent about that of another",
     "glued": "swaps in another model's weights half-way, glues two runs into one transcript",
 }
-DAYS, FIRST_DAY = 15, 1_770_000_000_000  # of the simulated chips, in milliseconds since 1970
+DAYS, FIRST_DAY = (
+    15,
+    1_770_000_000_000,
+)  # of the simulated chips (tallystick.testing.watched), in milliseconds since 1970
 PLAN = ObservationPlan(rate=1000, since=FIRST_DAY, until=FIRST_DAY + DAYS * DAY_MS)
 EXPECTED = {"honest": "pass", "unreported": "fail", "glued": "fail"}
 

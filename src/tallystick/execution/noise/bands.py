@@ -65,21 +65,21 @@ def choose_grids(
     *,
     earlier: GridTable | None = None,
     measure_states: bool = False,
-    for_audit: bool | None = None,
+    for_audit: bool = False,
 ) -> Calibration:
     """Return the grids that follow from the deviations ``seen`` and, by ordinal, those of decisions' inputs.
 
     ``earlier`` are the grids of the measurement before; None for the session's own.
 
-    The optimizer's noise is measured where the session has no grids of state sites yet, or if ``measure_states``. An audit's
-    measurement, which is one ``for_audit`` too if that is not said, refuses no buffer and no loss, and of decisions and the
-    optimizer nothing that is ``MORE_HERE`` octaves louder than the policy has it.
+    The optimizer's noise is measured where the session has no grids of state sites yet, or if ``measure_states``. A measurement
+    ``for_audit`` refuses no buffer and no loss, and of decisions and the optimizer nothing that is up to ``MORE_HERE`` octaves
+    louder than the policy has it.
 
     Raises:
         Nondeterminism: a site is too noisy for the policy; by name.
     """
     policy, known = session.policy, session.table if earlier is None else earlier
-    is_audit = measure_states if for_audit is None else for_audit
+    more = MORE_HERE if for_audit else 0
     grids = dict(session.table.sites)
     noise = dict(seen.noise)
     loudest = max((n.largest for (kind, _), n in noise.items() if kind == Kind.GRADIENT), default=0.0)
@@ -91,13 +91,7 @@ def choose_grids(
         if place[0] == Kind.GRADIENT and is_zero and loudest > 0.0:
             grids[place] = zero_grid(policy, measured, known.sites.get(place), loudest)
         else:
-            grids[place] = _grid_for(
-                session,
-                place,
-                measured,
-                known.sites.get(place),
-                for_audit=is_audit,
-            )
+            grids[place] = _grid_for(session, place, measured, known.sites.get(place), for_audit=for_audit)
     grids |= finer_grids(policy, seen.noise, grids)
     grids |= _defaults(session, grids)
     states: dict[Site, float] = {}
@@ -108,14 +102,14 @@ def choose_grids(
             place = (Kind.STATE, position)
             states[place] = mean
             lowest, highest = policy.state_band
-            if exponent_above(typical) + STATE_SAFETY > highest + (MORE_HERE if is_audit else 0):
+            if exponent_above(typical) + STATE_SAFETY > highest + more:
                 raise Nondeterminism(
                     f"{session.site_name(place)}: the optimizer's noise is {typical:.2g} of the value, "
                     f"policy {policy.name} allows 2**{highest - STATE_SAFETY}; is it an elementwise optimizer?"
                 )
             band = min(highest, max(lowest, exponent_above(largest) + STATE_SAFETY))
             grids[place] = SiteGrid(24, band, -149)
-    _measure_decisions(policy, decisions, grids, noise, MORE_HERE if is_audit else 0)
+    _measure_decisions(policy, decisions, grids, noise, more)
     return Calibration(noise, GridTable(grids), states=states)
 
 

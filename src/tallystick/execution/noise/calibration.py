@@ -88,7 +88,7 @@ def calibrate(
         for extra in range((OUTPUTS_TO_EXCUSE if to_excuse else 1) if session.policy.autocast else 0):
             moved = Jitter(seed * 1000003 + session.step * 101 + 97 - extra, units, fewest=0, outputs=True)
             heard.add_outputs(jittered(session, moved), whole=to_excuse)
-    chosen = heard.choose(earlier, measure_states=for_audit)
+    chosen = heard.choose(earlier, measure_states=for_audit, for_audit=for_audit)
     if usual is not None:
         chosen.table = _heard_as(usual, chosen.table)
     if counting and session.policy.residue_bits and not is_linear(session.optimizer):
@@ -190,9 +190,7 @@ class _RepeatedStep:
         put_back(self.session, self.before)
         self.seen.compare_outputs(again, whole=whole)
 
-    def choose(
-        self, earlier: GridTable | None, *, measure_states: bool, for_audit: bool | None = None
-    ) -> Calibration:
+    def choose(self, earlier: GridTable | None, *, measure_states: bool, for_audit: bool) -> Calibration:
         """Return the grids that follow from the repetitions; what is measured, and for whom, as ``choose_grids`` has it.
 
         Raises:

@@ -106,7 +106,7 @@ def largest_scale(table: GridTable) -> int | None:
 
 
 def lowest_scale(rms: np.ndarray) -> int:
-    """Return what no row's scale exponent lies below, of rows of these sizes."""
+    """Return what no row's scale exponent lies below, of rows of these sizes: 2**16 below the largest row's."""
     return int(scale_exponents(rms).max()) - ROW_RANGE
 
 
@@ -216,7 +216,7 @@ def kept_scales(
 
 
 def sampled_scale(previous: SiteGrid | None, x: Tensor) -> np.ndarray | None:
-    """Return the scale of an activation site from an even sample of its elements, as ``settled_scales``; None for zeros."""
+    """Return an activation site's scale from an even sample, as ``settled_scales``; None for zeros. Both sides take that one."""
     flat = x.reshape(-1)
     rms = sampled_rms([flat])
     if not rms.any():

@@ -212,10 +212,11 @@ def _check_time(
             f"{name}: its log begins at {date_of(begin)}; from {date_of(plan.since)} on it was to be watched"
         )
         found.append(NumberedFinding(116, "time", log[0].record.seq, text, "unknown"))
+    if not is_fresh(log, attested):
+        text = f"{name}: no attestation for the reader's nonce names the last record, {log[-1].record.seq}"
+        found.append(NumberedFinding(116, "time", log[-1].record.seq, text, "unknown"))
     if end < plan.until - tail:
-        how = "is attested until" if is_fresh(log, attested) else "ends at"
-        more = "" if is_fresh(log, attested) else ", and no attestation of now says that nothing came after"
-        text = f"{name}: its log {how} {date_of(end)}{more}; until {date_of(plan.until)} it was to be watched"
+        text = f"{name}: is watched until {date_of(end)}; until {date_of(plan.until)} it was to be"
         found.append(NumberedFinding(116, "time", log[-1].record.seq, text, "unknown"))
     return found
 
