@@ -64,6 +64,7 @@ def test_everything_that_is_refused_is_named_once_and_with_what_to_do(
     assert named[0] in ended and named[1] not in ended
 
 
+@pytest.mark.slow
 def test_what_is_not_the_same_twice_is_no_match(folder: Path, tmp_path: Path, check: Check) -> None:
     code, found = check("--", "python", "counted.py", tmp_path / "counter")
     assert (code, found["verdict"], found["refused"]) == (3, "mismatch", [])

@@ -844,6 +844,7 @@ def bad_files(court: Court, party: Party) -> Generator[None]:
     yield
 
 
+@pytest.mark.slow
 def test_three_processes_go_on_among_bad_files_and_after_one_is_killed(
     court: Court, processes: Processes
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_script_that_is_gone_on_with_records_every_byte_that_it_would_have(
     assert (code, report["verdict"], report["steps"]) == (0, "match", run["steps"]), report["first"]
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_ends_again_the_same_or_goes_on(tally: Tally) -> None:
     assert tally("record", "--run", "run")[0] == 0
     before = bytes_of("run")
@@ -182,7 +183,8 @@ def test_a_part_whose_first_state_is_another_programs_is_no_match(recorded: Path
     assert (code, answer["error"][:42]) == (2, "steps 9:12: 9 is no committed checkpoint; ")
 
 
-@pytest.mark.parametrize("cheat", [pytest.param(-1, marks=pytest.mark.slow), 13])
+@pytest.mark.slow
+@pytest.mark.parametrize("cheat", [-1, 13])
 def test_a_program_that_ends_before_its_run_accuses_of_what_differed_until_then(
     cheat: int, tally: Tally
 ) -> None:

@@ -13,9 +13,8 @@ HERE = Path(__file__).parent
 AVERAGED = str(HERE / "models" / "averaged_weights.py")
 
 
-@pytest.mark.parametrize(
-    ("job", "steps", "moves"), [("digits", 10, 1), pytest.param(AVERAGED, 12, 0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "steps", "moves"), [("digits", 10, 1), (AVERAGED, 12, 0)])
 def test_a_run_and_its_audit_need_not_be_on_one_device(job: str, steps: int, moves: int) -> None:
     """Under jitter, so that the log moves roundings and all that follows of a move happens there too.
 

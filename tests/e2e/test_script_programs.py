@@ -201,6 +201,7 @@ def test_a_file_that_a_script_executes_is_refused_by_name(
     assert done.returncode == 1 and "hidden.py was executed by the program" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_module_that_is_imported_by_a_name_made_up_is_committed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +237,7 @@ def test_what_a_program_does_after_its_last_step_costs_it_nothing(text: str, tmp
     assert "match" in done.stdout + done.stderr and "mismatch" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_variable_read_late_is_refused_unless_the_source_names_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ for i in range(0, 64, 16):
 """
 
 
+@pytest.mark.slow
 def test_data_that_a_script_computes_accuse_nobody_under_another_arithmetic(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ A terminal and a page show what the JSON of an audit says, whoever wrote it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -279,6 +280,7 @@ class ClaimPage:
         root, trainer_root: hexadecimal roots of the two transcripts.
         seconds: wall time.
         objection: to the trainer's log of one step, or None.
+        program: the command that was followed; empty of a job.
     """
 
     run: str
@@ -291,6 +293,7 @@ class ClaimPage:
     trainer_root: str
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     objection: LogObjection | None = None
+    program: Sequence[str] = ()
 
     @property
     def verdict(self) -> str:
@@ -327,7 +330,8 @@ class ClaimPage:
             ("time", duration(self.seconds)),
         ]
         if not agree:
-            rows.append(("next", f"tally dispute run {self.run} {self.claim}"))
+            program = f" -- {shlex.join(self.program)}" if self.program else ""
+            rows.append(("next", f"tally dispute run {self.run} {self.claim}{program}"))
         return page(headline, STYLES[self.verdict], rows)
 
     def _differences(self) -> list[str]:

@@ -122,6 +122,15 @@ def excuse_doubts(report: AuditReport, moved: Mapping[int, Moved], doubts: Doubt
             segment.verdict = "log_violation" if of_log else "mismatch"
 
 
+def excuse_what_was_passed(segment: SegmentResult) -> None:
+    """Accuse nobody of what follows steps that were passed over, unless a file alone shows it: the program may remember them."""
+    if segment.verdict in ACCUSING and not any(each.is_evidence for each in segment.deviations):
+        first = min(segment.deviations, key=lambda each: each.step)
+        why = f"{first.own[:20]}, after steps passed over; audit all to accuse"
+        segment.verdict = "cannot_reproduce"
+        segment.deviations.insert(0, replace(first, kind="cannot_reproduce", own=why))
+
+
 def find_doubt(
     own: ProgramCourse, others: Mapping[str, ProgramCourse], *, is_whole: bool = True
 ) -> Deviation | None:

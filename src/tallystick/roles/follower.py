@@ -18,6 +18,7 @@ from tallystick.execution.program import verify_program
 from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import BeforeStep, load_state, state_entries
 from tallystick.execution.snapshot import copied as copied_entry
+from tallystick.numerics.log import Frame, encode_frame
 from tallystick.numerics.policy import Policy, policy_of
 from tallystick.roles.acceptance import Acceptance, Limits
 from tallystick.roles.audit_report import (
@@ -48,6 +49,7 @@ from tallystick.roles.courses import (
     Moved,
     ProgramCourse,
     excuse_doubts,
+    excuse_what_was_passed,
     moved_between,
     own_of,
 )
@@ -62,6 +64,7 @@ from tallystick.roles.initial_state import (
     settings_of,
 )
 from tallystick.roles.loop import FROM_OPERATORS, Loop, main_program
+from tallystick.roles.program_claim import ProgramClaim
 from tallystick.roles.recorder import Recorder
 from tallystick.roles.replay import adopting, environment_differences, other_sites, uncommitted
 from tallystick.roles.run_writer import Progress
@@ -112,11 +115,13 @@ class Follower(Loop[AuditReport]):
         steps: the first step that is followed and the one after the last, both where states are committed; all by default.
             The others are passed over, and nobody is accused of what a program does after those.
         sample: the segments that are followed, instead.
+        claim: where the auditor's own run of all steps is written, for a dispute.
 
     Attributes:
         doubts: asked before anybody is accused of what arithmetic can be the cause of: given what differs in a segment, and the
             end of the last segment that it is asked about, what of that another arithmetic of this machine has otherwise; if
             nothing, what differs. By default nobody looked, and data, rates and first settings accuse nobody.
+        claim: what is written of the auditor's own run; None if nothing is.
         moved: by first step of a segment in which something differs: where the first step that does has moved tensors to.
 
     Raises:
@@ -134,6 +139,7 @@ class Follower(Loop[AuditReport]):
         ordered: Mapping[str, Any] | None = None,
         steps: tuple[int, int] | None = None,
         sample: SegmentDraw | None = None,
+        claim: RunDirectory | None = None,
     ) -> None:
         self._directory = RunDirectory(Path(path).absolute())  # a program may go elsewhere
         self._transcript = self._directory.load_transcript()
@@ -160,6 +166,7 @@ class Follower(Loop[AuditReport]):
         self._ordered = ordered
         self.doubts: Doubts = _one_arithmetic
         self.moved: dict[int, Moved] = {}
+        self.claim = None if claim is None else ProgramClaim(self._transcript, claim)
         self._own: Mapping[str, Entry] = {}
         self._built: Mapping[str, Built] = {}
 
@@ -237,8 +244,12 @@ class Follower(Loop[AuditReport]):
         record = transcript.record(number)
         frame = self._directory.load_frames(transcript, number, number + 1)[number]
         acceptance, again, clock = self._acceptance, self._probe(batch), time.perf_counter()
-        is_traced = self._loss is None
-        context = acceptance.follow(session, frame, again, later=is_traced)
+        is_traced, broken = self._loss is None, list[Deviation]()
+        try:
+            context = acceptance.follow(session, frame, again, later=is_traced)
+        except InvalidInput as problem:  # whoever wrote it; the step goes on as if nothing stood in it
+            broken, frame = [_invalid_log(number, problem)], encode_frame(Frame())
+            context = acceptance.follow(session, frame, again, later=is_traced)
         in_parts = None if is_traced else self._probe(batch, in_parts=True)
         before = BeforeStep.of(session)
         with (
@@ -247,10 +258,14 @@ class Follower(Loop[AuditReport]):
             self._bracket(context, batch) as placed,
         ):
             yield placed
-        context.finish()
+        try:
+            context.finish()
+        except InvalidInput as problem:
+            broken.append(_invalid_log(number, problem))
         self.phases.add("step", clock)
-        found = compare_step(record, self._outcome, context.violations)
-        if found and not self._segment.deviations:
+        found = [*broken, *compare_step(record, self._outcome, context.violations)]
+        is_first = not self._segment.deviations
+        if found and is_first:
             with before.again(session, number), suppress(InvalidInput):
                 self._differing = _entries_of(session)
                 self._noisy = noisy_sites_of(session, again, context.table)
@@ -258,6 +273,8 @@ class Follower(Loop[AuditReport]):
             after = {entry.name: entry for entry in state_entries(session)}
             self.moved[self._segment.start] = moved_between(self._differing, after, quiet=quiet)
         self._segment.deviations += found
+        if self.claim is not None:
+            self.claim.add(number, self._outcome, frame, found, self._noisy if is_first else None)
         acceptance.count(session, context)
         session.settle(context)
         self.seal()
@@ -329,6 +346,8 @@ class Follower(Loop[AuditReport]):
             )
         if deviations and self._followed[0][0] > 0:
             self.report.segments.append(SegmentResult(0, 0, deviations[0].kind, deviations))
+        if self.claim is not None:
+            self.claim.begin(state)
         load_state(session, state)
         if self._loss is None:
             self._acceptance.begin(session)  # what is trained begins there
@@ -337,6 +356,8 @@ class Follower(Loop[AuditReport]):
         session, segment = self.session, self._segment
         record = self._transcript.record(number)
         segment.end = number + 1
+        if self.claim is not None:
+            self.claim.close(list(state_entries(session)))
         compare_end(session, self._directory, record, segment)
         segment.deviations += find_contradictions(self._directory, self._transcript, segment.end, segment)
         excesses = self._acceptance.end(session)
@@ -375,7 +396,7 @@ class Follower(Loop[AuditReport]):
         elif segment.verdict in ACCUSING:
             self._excuse_noise(segment)
         if self._has_passed:
-            _excuse_what_was_passed(segment)
+            excuse_what_was_passed(segment)
 
     def _excuse_noise(self, segment: SegmentResult) -> None:
         """Accuse nobody of what this machine's own noise can have done at the first step that differs, if it goes no farther."""
@@ -416,6 +437,8 @@ class Follower(Loop[AuditReport]):
             cause = uncommitted(problem)
             self.report.segments = [SegmentResult(0, steps, "cannot_reproduce", [cause])]
         excuse_doubts(self.report, self.moved, self.doubts)
+        if self.claim is not None:
+            self.claim.end(is_sure=self.report.verdict != "cannot_reproduce")
         self._result = self.report
         return self.report
 
@@ -437,6 +460,10 @@ def _entries_of(session: Session) -> dict[str, Entry]:
     }
 
 
+def _invalid_log(step: int, problem: InvalidInput) -> Deviation:
+    return Deviation(step, "log_violation", "log", None, str(problem), "a valid log", "log")
+
+
 def _with_measured(
     wanted: Sequence[tuple[int, int]], transcript: Transcript, policy: Policy
 ) -> list[tuple[int, int]]:
@@ -448,15 +475,6 @@ def _with_measured(
         if earlier is not None:
             found |= set(pairwise(border for border in borders if earlier <= border <= start))
     return sorted(found)
-
-
-def _excuse_what_was_passed(segment: SegmentResult) -> None:
-    """Accuse nobody of what follows steps that were passed over, unless a file alone shows it: the program may remember them."""
-    if segment.verdict in ACCUSING and not any(each.is_evidence for each in segment.deviations):
-        first = min(segment.deviations, key=lambda each: each.step)
-        why = f"{first.own[:20]}, after steps passed over; audit all to accuse"
-        segment.verdict = "cannot_reproduce"
-        segment.deviations.insert(0, replace(first, kind="cannot_reproduce", own=why))
 
 
 def _other_order(ordered: Mapping[str, Any] | None, specification: Specification) -> list[Deviation]:

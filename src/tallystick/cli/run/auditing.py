@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,6 +54,7 @@ from tallystick.store.files import RunDirectory, write_whole
 
 if TYPE_CHECKING:
     from tallystick.diagnosis.causes import Divergence
+    from tallystick.dispute.verdict import LogObjection
     from tallystick.execution.job import JobSource
     from tallystick.roles.audit_report import AuditReport
 
@@ -151,14 +152,15 @@ def audit(
     if isinstance(drawn, Announcement):
         answer(announcement_page(drawn, str(announce)), as_json=as_json)
         return 0
-    wanted = _Wanted(segment, drawn, accepted, out, signing, effort, sampled.is_checked, device)
+    claimed = None if claim is None else RunDirectory(claim.absolute())
+    wanted = _Wanted(segment, drawn, accepted, out, signing, effort, sampled.is_checked, device, claimed)
     check_device(device)
     if program:
-        refuse_with_program(job=job, claim=claim, device=device != "cpu")
+        refuse_with_program(job=job, device=device != "cpu")
         return _audit_program(program, context, directory, chosen, wanted, as_json=as_json)
     repetition = _Repetition(directory, choose_source(job, stated), chosen, device)
-    if claim is not None:
-        return _write_claim(repetition, RunDirectory(claim), as_json=as_json)
+    if claimed is not None:
+        return _write_claim(repetition, claimed, as_json=as_json)
     return _audit(repetition, wanted, as_json=as_json)
 
 
@@ -199,6 +201,7 @@ class _Wanted:
     effort: float
     publication_checked: bool
     device: str
+    claim: RunDirectory | None = None
 
 
 def _audit(repetition: _Repetition, wanted: _Wanted, *, as_json: bool) -> int:
@@ -250,6 +253,10 @@ def _audit_program(
     runs = SecondRuns(place, run, profile, load_made_files(directory))
     try:
         report, moved = follow_first(context.obj, command, wanted.drawn, quiet=as_json)
+        if wanted.claim is not None:
+            return _Conclusion(directory, wanted.claim, profile, started, command).of_program(
+                report, as_json=as_json
+            )
         from tallystick.roles.courses import excuse_doubts
 
         excuse_doubts(report, moved, runs.doubts)
@@ -283,7 +290,12 @@ def _follow_program(
     def begin() -> Follower:
         ordered = {"settings": {ARGUMENTS: arguments_of([*request.arguments])}}
         follower = Follower(
-            place, limits=Limits(*wanted.accepted), ordered=ordered, steps=wanted.segment, sample=wanted.drawn
+            place,
+            limits=Limits(*wanted.accepted),
+            ordered=ordered,
+            steps=wanted.segment,
+            sample=wanted.drawn,
+            claim=wanted.claim,
         )
         follower.has_jitter, follower.report.profile = profile.jitter, str(profile)
         follower.report.directory = str(directory.path)
@@ -364,7 +376,6 @@ def _explain(repetition: _Repetition, report: AuditReport, effort: float) -> Div
 def _write_claim(repetition: _Repetition, out: RunDirectory, *, as_json: bool) -> int:
     from tallystick.roles.audit_report import Deviation
     from tallystick.roles.claim import write_claim
-    from tallystick.roles.comparison import compare_states
 
     directory, profile = repetition.directory, repetition.profile
     started = time.perf_counter()
@@ -386,20 +397,53 @@ def _write_claim(repetition: _Repetition, out: RunDirectory, *, as_json: bool) -
             f"this machine cannot repeat the job: {claim.subject} is {claim.own}, "
             f"the specification says {claim.stated}"
         )
-    own, theirs = out.load_transcript(), directory.load_transcript()
-    last = own.num_steps
-    differing, _ = compare_states(last - 1, out.load_checkpoint(last), directory.load_checkpoint(last))
-    page = ClaimPage(
-        run=str(directory.path),
-        claim=str(out.path),
-        profile=str(profile),
-        steps=last,
-        first_step=claim.first_deviation,
-        differing_elements=differing,
-        root=own.root().hex(),
-        trainer_root=theirs.root().hex(),
-        seconds={"total": time.perf_counter() - started},
-        objection=claim.objection,
-    )
-    answer(page, as_json=as_json)
-    return EXIT_CODES[page.verdict]
+    conclusion = _Conclusion(directory, out, profile, started)
+    return conclusion.print(claim.first_deviation, claim.objection, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class _Conclusion:
+    """A finished claim, and the run that it is about."""
+
+    directory: RunDirectory
+    out: RunDirectory
+    profile: Profile
+    started: float
+    program: Sequence[str] = ()
+
+    def of_program(self, report: AuditReport, *, as_json: bool) -> int:
+        """Print what the program's own follower has claimed, and return the exit code.
+
+        Raises:
+            Nondeterminism: it is not sure of anything, or has not come to the end.
+        """
+        if not self.out.statement_path.exists():
+            raise Nondeterminism(
+                f"{self.out.path}: there is no claim: the program was followed for {report.steps} steps, and the audit says "
+                f"{report.verdict}: {report.first or 'the program ended'}"
+            )
+        first = min((each.step for s in report.segments for each in s.deviations), default=None)
+        return self.print(first, self.out.load_objection(), as_json=as_json)
+
+    def print(self, first: int | None, objection: LogObjection | None, *, as_json: bool) -> int:
+        """Print what is claimed, and return the exit code."""
+        from tallystick.roles.comparison import compare_states
+
+        own, theirs = self.out.load_transcript(), self.directory.load_transcript()
+        last = own.num_steps
+        states = self.out.load_checkpoint(last), self.directory.load_checkpoint(last)
+        page = ClaimPage(
+            run=str(self.directory.path),
+            claim=str(self.out.path),
+            profile=str(self.profile),
+            steps=last,
+            first_step=first,
+            differing_elements=compare_states(last - 1, *states)[0],
+            root=own.root().hex(),
+            trainer_root=theirs.root().hex(),
+            seconds={"total": time.perf_counter() - self.started},
+            objection=objection,
+            program=self.program,
+        )
+        answer(page, as_json=as_json)
+        return EXIT_CODES[page.verdict]

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from tallystick.roles.parties import Respondent
 
+ARGUMENTS = "arguments"  # the only setting of a run that a program leads (``roles.attached``)
 AWAITING = 5  # exit code: an answer is awaited
 PROGRAM_FAILS = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
@@ -105,6 +106,11 @@ def open_dispute(
     check_level(level)
     signer = load_key(key)
     places: dict[Party, Path] = {"trainer": trainer, "auditor": auditor}
+    if list(RunDirectory(trainer).load_specification().job.settings) == [ARGUMENTS]:
+        raise InvalidInput(
+            f"{trainer}: a program leads this run, of which nobody can be asked for one step; a judge follows it from the first: "
+            f"tally dispute run {trainer} {auditor} -- python FILE ARGUMENTS"
+        )
     keys: dict[Party, PublicKey] = {
         "trainer": load_public_key(trainer_signs), "auditor": load_public_key(auditor_signs),
     }  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from tallystick.cli.options import (
     AsJson,
     JobName,
+    Program,
     argument,
     by_party,
     choose_source,
@@ -17,10 +18,13 @@ from tallystick.cli.options import (
     find_job,
     option,
 )
+from tallystick.cli.run.programs import file_of, refuse_with_program
+from tallystick.cli.run.workplace import Workplace, load_made_files
 from tallystick.cli.terminal import answer, say
 from tallystick.dispute.record import DISPUTE_LIMIT, find_contradiction, parse_dispute
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.execution.determinism import parse_profile
 from tallystick.reports.dispute import dispute_page
 from tallystick.roles.statements import sign_verdict
 from tallystick.signing.dsse import ENVELOPE_LIMIT, parse_envelope
@@ -29,6 +33,7 @@ from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
 if TYPE_CHECKING:
+    from tallystick.roles.audit_report import AuditReport
     from tallystick.roles.referee import DisputeResult
 
 DISPUTE_CODES: Mapping[str, int] = {
@@ -107,6 +112,7 @@ AuditorSigns = Annotated[
 def dispute(
     trainer: TrainerRun,
     auditor: AuditorRun,
+    program: Program = None,
     job: JobName = None,
     level: LevelName = "operators",
     defence: Defence = None,
@@ -128,19 +134,25 @@ def dispute(
     """
     check_level(level)
     ours, theirs = existing_run(trainer), existing_run(auditor)
-    source = choose_source(job, ours.load_specification().job.path)
     signing = load_signing(key, statement)
+    if program:
+        refuse_with_program(
+            job=job, defence=defence, record=record, accusation=accusation, trainer_key=trainer_key,
+            auditor_key=auditor_key, trainer_signs=trainer_signs, auditor_signs=auditor_signs,
+        )  # fmt: skip
+        return _dispute_program(program, ours, theirs, out, signing, as_json=as_json)
+    source = choose_source(job, ours.load_specification().job.path)
     named, public = by_party(trainer_key, auditor_key), by_party(trainer_signs, auditor_signs)
     if level != "operators":
         _check_steps(defence, signed=bool(named or public))
-    program = None if defence is None else find_job(defence)
+    own_program = None if defence is None else find_job(defence)
     signers: dict[Party, Signer] = {party: load_key(given) for party, given in named.items()}
     asked: dict[Party, PublicKey] = {party: load_public_key(path) for party, path in public.items()}
     accused = _read_own_accusation(accusation, auditor, signers.get("auditor"), asked.get("auditor"))
 
     from tallystick.roles import judge
 
-    answering = None if program is None else judge.defend_with(program)
+    answering = None if own_program is None else judge.defend_with(own_program)
     try:
         result = judge.dispute(
             ours, theirs, source, level=level, defence=answering, signers=signers, asked=asked
@@ -148,20 +160,67 @@ def dispute(
     except KeyboardInterrupt:
         say("interrupted: no verdict was written; both directories are as they were")
         return 130
-    verdict, path = out or auditor / "verdict.json", record or auditor / "dispute.json"
+    path = record or auditor / "dispute.json"
     if signers and result.record is not None:
         _keep_word(path, result.record)
-    theirs.write_document(verdict, result.encode())
-    if result.record is not None:
-        theirs.write_document(path, result.record)
+    if signing is not None and accused is not None and "auditor" not in signers:
+        _check_clearing(result, auditor)
+    return _write(result, (ours, theirs), out, path, signing, accused, as_json=as_json)
+
+
+def _write(
+    result: DisputeResult,
+    runs: tuple[RunDirectory, RunDirectory],
+    out: Path | None,
+    record: Path | None,
+    signing: Signing | None,
+    accusation: bytes | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Write a verdict, its record if it has one, and its statement if it is to be signed; print it; return the exit code."""
+    verdict, written = out or runs[1].path / "verdict.json", None
+    runs[1].write_document(verdict, result.encode())
+    if result.record is not None and record is not None:
+        runs[1].write_document(record, result.record)
+        written = str(record)
     if signing is not None:
-        if accused is not None and "auditor" not in signers:
-            _check_clearing(result, auditor)
         signer, statement_at = signing
-        write_whole(statement_at, ruling_statement(ours, theirs, result, signer, accused))
-    written = None if result.record is None else str(path)
+        write_whole(statement_at, ruling_statement(*runs, result, signer, accusation))
     answer(dispute_page(result, str(verdict), written), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
+
+
+def _dispute_program(
+    command: list[str],
+    trainer: RunDirectory,
+    auditor: RunDirectory,
+    out: Path | None,
+    signing: Signing | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Rule on a run that a program leads, which runs in processes of its own."""
+    from tallystick.cli.run.second_runs import SecondRuns, follow_first
+    from tallystick.roles.courses import excuse_doubts
+    from tallystick.roles.program_judge import ProgramJudge
+
+    run, profile = trainer.path.absolute(), parse_profile("native")
+    place = Workplace.of(command, file_of(command), [run, auditor.path.absolute()])
+    runs = SecondRuns(place, run, profile, load_made_files(trainer))
+
+    def follow(end: int) -> AuditReport:
+        asked = ["audit", str(run), "--steps", f"0:{end}", "--", *command]
+        report, moved = follow_first(asked, command, None, quiet=as_json)
+        excuse_doubts(report, moved, runs.doubts)
+        return report
+
+    try:
+        result = ProgramJudge(trainer, auditor, follow, runs.find_other).rule()
+    except KeyboardInterrupt:
+        say("interrupted: no verdict was written; both directories are as they were")
+        return 130
+    return _write(result, (trainer, auditor), out, None, signing, None, as_json=as_json)
 
 
 def ruling_statement(

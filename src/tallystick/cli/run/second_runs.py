@@ -158,6 +158,23 @@ class SecondRuns:
                 return doubt
         return own
 
+    def find_other(self, end: int) -> str | None:
+        """Return which other surrounding or arithmetic does not come to what the run states up to ``end``; None if all do."""
+        from tallystick.execution.determinism import Profile
+        from tallystick.roles.panel import panel_profiles
+
+        self._seconds = self._seconds or max(LEAST_SECONDS, TIMES * self._taken())
+        asked = {name: (self.profile, number) for name, number in OTHER_MACHINES.items()}
+        asked |= {str(p): (p, 0) for p in (*panel_profiles(), Profile(threads=1, jitter=True))}
+        for name, (profile, number) in asked.items():
+            try:
+                courses = self._followed(profile, end, number)
+            except TallyError as problem:
+                return f"under {name} no answer: {problem}"[:300]
+            if (first := next((d for c in courses for d in c.deviations), None)) is not None:
+                return f"under {name} step {first.step}: {first.subject} is another"[:300]
+        return None
+
     def _taken(self) -> float:
         """Return the seconds since the program began, of processors if those are more: one thread may do the work of all."""
         spent = resource.getrusage(resource.RUSAGE_CHILDREN)
