@@ -5,7 +5,7 @@ _tally() {
         [[ ${COMP_WORDS[index]} == -* ]] && break
         path="$path ${COMP_WORDS[index]}"
         case "$path" in
-        "tally bench" | "tally chip" | "tally chip enrol" | "tally conformance" | "tally dispute" | "tally draw" | "tally inspect" | "tally key" | "tally log" | "tally monitor" | "tally neutral" | "tally policy" | "tally registry" | "tally rules") ;;
+        "tally bench" | "tally chip" | "tally chip enrol" | "tally conformance" | "tally dispute" | "tally draw" | "tally fleet" | "tally inspect" | "tally key" | "tally log" | "tally monitor" | "tally neutral" | "tally policy" | "tally registry" | "tally rules") ;;
         *) break ;;
         esac
     done
@@ -52,6 +52,8 @@ _tally() {
         "tally draw announce") words="--beacon-round --beacon-source --beacon-time --frame --help --json --out --period --reports --reports-closed --reports-count --samples" ;;
         "tally draw sample") words="--beacon --digest --frame --help --json" ;;
         "tally export") words="--help --json --out" ;;
+        "tally fleet") words="--help" ;;
+        "tally fleet judge") words="--claim --findings --help --html --json" ;;
         "tally inspect") words="--help" ;;
         "tally inspect check") words="--deed-body --earlier --frame --help --json --logs --rounds --trust" ;;
         "tally inspect hand-over") words="--from --help --json --now --to" ;;
@@ -115,13 +117,14 @@ _tally() {
         esac
     else
         case "$path" in
-        "tally") words="audit bench bundle calibrate check chip conformance demo diff dispute draw export inspect key log monitor neutral plan policy prove record registry report rules show sign simulate verify" ;;
+        "tally") words="audit bench bundle calibrate check chip conformance demo diff dispute draw export fleet inspect key log monitor neutral plan policy prove record registry report rules show sign simulate verify" ;;
         "tally bench") words="chip evidence honest monitor training" ;;
         "tally chip") words="agent attest collect device enrol init precommit show verify" ;;
         "tally chip enrol") words="answer challenge request sign" ;;
         "tally conformance") words="run schema serve" ;;
         "tally dispute") words="answer open rule run" ;;
         "tally draw") words="announce sample" ;;
+        "tally fleet") words="judge" ;;
         "tally inspect") words="check hand-over order pack record seal" ;;
         "tally key") words="generate show" ;;
         "tally log") words="add checkpoint cosign init prove verify vkey" ;;

@@ -1,5 +1,5 @@
 # Made by scripts/make_completions.py from the command line itself: edit nothing here.
-complete -c tally -f -n '__fish_use_subcommand' -a 'audit bench bundle calibrate check chip conformance demo diff dispute draw export inspect key log monitor neutral plan policy prove record registry report rules show sign simulate verify'
+complete -c tally -f -n '__fish_use_subcommand' -a 'audit bench bundle calibrate check chip conformance demo diff dispute draw export fleet inspect key log monitor neutral plan policy prove record registry report rules show sign simulate verify'
 complete -c tally -n '__fish_use_subcommand' -l help
 complete -c tally -n '__fish_use_subcommand' -l version
 complete -c tally -n '__fish_seen_subcommand_from audit' -l announce
@@ -244,6 +244,13 @@ complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcomma
 complete -c tally -n '__fish_seen_subcommand_from export' -l help
 complete -c tally -n '__fish_seen_subcommand_from export' -l json
 complete -c tally -n '__fish_seen_subcommand_from export' -l out
+complete -c tally -f -n '__fish_seen_subcommand_from fleet; and not __fish_seen_subcommand_from judge' -a 'judge'
+complete -c tally -n '__fish_seen_subcommand_from fleet' -l help
+complete -c tally -n '__fish_seen_subcommand_from fleet; and __fish_seen_subcommand_from judge' -l claim
+complete -c tally -n '__fish_seen_subcommand_from fleet; and __fish_seen_subcommand_from judge' -l findings
+complete -c tally -n '__fish_seen_subcommand_from fleet; and __fish_seen_subcommand_from judge' -l help
+complete -c tally -n '__fish_seen_subcommand_from fleet; and __fish_seen_subcommand_from judge' -l html
+complete -c tally -n '__fish_seen_subcommand_from fleet; and __fish_seen_subcommand_from judge' -l json
 complete -c tally -f -n '__fish_seen_subcommand_from inspect; and not __fish_seen_subcommand_from check hand-over order pack record seal' -a 'check hand-over order pack record seal'
 complete -c tally -n '__fish_seen_subcommand_from inspect' -l help
 complete -c tally -n '__fish_seen_subcommand_from inspect; and __fish_seen_subcommand_from check' -l deed-body

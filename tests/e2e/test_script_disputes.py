@@ -18,7 +18,7 @@ from tallystick.commit.state import Entry
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.numerics.log import Frame, encode_frame
 from tallystick.roles import panel
-from tallystick.roles.audit_report import AuditReport, Deviation, SegmentResult, VerdictName
+from tallystick.roles.audit_report import About, AuditReport, Deviation, SegmentResult, VerdictName
 from tallystick.roles.program_judge import ProgramJudge
 from tallystick.roles.referee import DisputeResult
 from tallystick.signing.keys import generate_key
@@ -119,6 +119,20 @@ def test_a_claim_is_the_run_itself_where_nothing_differs(here: Path, tally: Tall
     assert (code, answer["outcome"], answer["loser"], answer["step"]) == (0, "agreement", "none", None)
 
 
+@pytest.mark.slow
+def test_who_begins_in_other_settings_loses_where_nothing_else_differs(here: Path, tally: Tally) -> None:
+    """The claim begins in the trainer's own state, and comes to its root: this was ruled an agreement."""
+    text = SCRIPT.replace("lr=0.01", "lr=0.05 if os.path.exists('cheat') else 0.01")
+    (here / "train.py").write_text(text)
+    Path("cheat").touch()
+    assert main(["record", "--policy", "fp32", "--checkpoint-every", "4", "--run", "other", *PROGRAM]) == 0
+    Path("cheat").unlink()
+    assert tally("audit", "other", "--claim", "about-other", *PROGRAM)[0] == 1
+    code, answer = tally("dispute", "other", "about-other", *PROGRAM)
+    assert (code, answer["outcome"], answer["loser"], answer["step"]) == (1, "fault", "trainer", 0)
+    assert "lr is 0.05" in answer["reason"]
+
+
 def test_who_has_trained_otherwise_loses_at_that_step(here: Path, tally: Tally) -> None:
     write_key(Path("judge.key"), generate_key())
     signed = ("--key", "judge.key", "--statement", "ruling.json")
@@ -170,7 +184,7 @@ def test_of_what_noise_may_have_done_there_is_no_claim(here: Path, tally: Tally)
     assert main(["record", "--policy", "fp32", "--run", "noisy", *PROGRAM]) == 0
     Path("elsewhere").touch()
     code, _ = tally("audit", "noisy", "--claim", "about-noisy", *PROGRAM)
-    assert (code, Path("about-noisy", "run.json").exists()) == (3, False)
+    assert (code, Path("about-noisy").exists()) == (3, False)
 
 
 def test_disputes_by_files_and_moves_of_operators_are_for_jobs(
@@ -264,6 +278,39 @@ def test_a_trainer_is_convicted_of_a_step_that_the_auditor_has_as_well(here: Pat
     forge_state(claim, 12, led(claim.load_checkpoint(12), 2.0**-16))
     result = ruled(found("mismatch", mismatch(5), mismatch(7), start=4, end=8))
     assert (outcome(result), result.chain is not None) == (("trainer", "fault", 5), True)
+
+
+def test_a_first_state_that_is_not_the_programs_is_found_where_nothing_differs(here: Path) -> None:
+    asked: list[int] = []
+    beginning = Deviation(0, "mismatch", "first state", None, "the job's own", "lr is 0.05", "beginning")
+
+    def follow(end: int) -> AuditReport:
+        asked.append(end)
+        return found("mismatch", beginning, end=end)
+
+    judge = ProgramJudge(loaded("honest"), loaded("about-honest"), follow, lambda _: None)
+    result = judge.rule()
+    assert (outcome(result), asked) == (("trainer", "fault", 0), [4])
+    ours = loaded("honest").load_transcript()
+    verdict = parse_verdict(result.encode())
+    assert "first state" in verify_verdict(verdict, ours.statement(), ours.statement(), ours.specification)
+
+
+@pytest.mark.parametrize("about", ["copied state", "copied log"])
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_copy_that_is_not_what_was_committed_to_convicts_nobody(
+    about: About, differs: bool, here: Path
+) -> None:
+    """Whoever handed it to the judge may have flipped a bit in it."""
+    if differs:
+        claim = loaded("about-honest")
+        forge_state(claim, 8, led(claim.load_checkpoint(8), 2.0**-16))
+    flipped = Deviation(3, "mismatch", "evidence", None, "another root", "its own digest", about)
+    result = ruled(found("mismatch", flipped))
+    assert (outcome(result), result.clears) == (("none", "cannot_reproduce", None), False)
+    later = SegmentResult(4, 8, "mismatch", [mismatch(5)])
+    both = replace(found("mismatch", flipped), segments=[*found("mismatch", flipped).segments, later])
+    assert outcome(ruled(both)) == ("trainer", "fault", 5)
 
 
 def test_a_claim_that_differs_in_no_record_clears_nobody(here: Path) -> None:

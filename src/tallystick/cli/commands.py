@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "dispute": "run.disputing",
     "chip": "fleet.chips",
     "monitor": "fleet.monitoring",
+    "fleet": "fleet.judging",
     "neutral": "fleet.neutral",
     "rules": "fleet.rules",
     "log": "evidence.logs",

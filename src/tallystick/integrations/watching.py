@@ -51,11 +51,15 @@ from tallystick.store.chips import ChipDirectory
 
 @dataclass(frozen=True)
 class KnownChip:
-    """What a verifier knows of a chip from elsewhere: its key, and heads from receipts, inspections, attestations."""
+    """What a verifier knows of a chip from elsewhere: its key, and heads from receipts, inspections, attestations.
+
+    ``findings`` are what speaks against it besides its log: an inspection that it failed, evidence that does not hold.
+    """
 
     key: PublicKey
     heads: tuple[ChipHead, ...] = ()
     evidence: CheckedEvidence = field(default_factory=CheckedEvidence)
+    findings: tuple[NumberedFinding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,8 +168,9 @@ def _read_chip(
     path = folder.path / "chips" / ueid
     if not path.is_dir():
         missing = NumberedFinding(3, "no log", None, "the chip was not shown", "unknown")
-        return [], [missing], derive_assurance([], [missing], chip.evidence)
+        return [], [missing, *chip.findings], derive_assurance([], [missing], chip.evidence)
     records, findings = read_log(ChipDirectory(path).frames(), chip.key)
+    findings += chip.findings
     findings += verify_log(records, known=chip.heads, limits=limits)
     findings += [
         NumberedFinding(

@@ -330,8 +330,8 @@ class ClaimPage:
             ("time", duration(self.seconds)),
         ]
         if not agree:
-            program = f" -- {shlex.join(self.program)}" if self.program else ""
-            rows.append(("next", f"tally dispute run {self.run} {self.claim}{program}"))
+            rest = ["--", *self.program] if self.program else []
+            rows.append(("next", shlex.join(["tally", "dispute", "run", self.run, self.claim, *rest])))
         return page(headline, STYLES[self.verdict], rows)
 
     def _differences(self) -> list[str]:

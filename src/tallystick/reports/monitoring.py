@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from tallystick.fleet.agent.chip_log import NumberedFinding, snapshots_of
+from tallystick.fleet.provenance.observation import ObservationPlan, check_observed, date_of
 from tallystick.fleet.provenance.owner_findings import status_of
 from tallystick.fleet.provenance.verification import ChipView, OwnerVerdict, RunEvidence
 from tallystick.reports.chart import Chart, Dots, linear, named
@@ -33,6 +34,7 @@ from tallystick.reports.memorisation import MemoryReport, power_in_words
 from tallystick.reports.webpage import html
 
 DAY = 86_400_000  # ms
+MOST_CHIPS = 32  # with a line of their own
 STATUSES: Mapping[str, tuple[str, str]] = {
     "exact": ("good", "matches a step of a declared run"),
     "torn": ("unsure", "torn: matches two steps page by page"),
@@ -51,11 +53,12 @@ SEVERITIES = {"violation": BAD, "unknown": UNSURE, "note": ""}
 
 @dataclass(frozen=True)
 class OwnerReport:
-    """One owner: the verdict, and what it rests on."""
+    """One owner: the verdict, what it rests on, and how its chips were to be observed, if that was planned."""
 
     verdict: OwnerVerdict
     chips: Sequence[ChipView]
     evidence: Sequence[RunEvidence]
+    plan: ObservationPlan | None = None
 
     def fields(self) -> dict[str, object]:
         """Return the report as JSON."""
@@ -65,6 +68,7 @@ class OwnerReport:
                 {
                     "ueid": chip.ueid,
                     "assurance": chip.assurance.fields(),
+                    "observed": self._observed(chip),
                     "records": len(chip.log),
                     "snapshots": [
                         {
@@ -111,12 +115,31 @@ class OwnerReport:
                 (f"run {item.report.run[:12]}..", f"{repeated} of {item.report.steps} steps repeated")
             )
         rows.append(("assurance", f"L{verdict.assurance}, the least of its chips"))
+        rows += [(f"chip {chip.ueid[-8:]}", self._chip_in_words(chip)) for chip in self.chips[:MOST_CHIPS]]
+        if more := len(self.chips) - MOST_CHIPS:
+            rows += [("chips", f"{more} more, in the JSON")] if more > 0 else []
         for found in all_findings(verdict):
             text = Text(f"{found.name}: {found.text}", style=SEVERITIES[found.severity])
             rows.append((f"finding {found.rule}", text))
         if not all_findings(verdict):
             rows.append(("findings", "none"))
         return [*rows, ("not covered", "; ".join(verdict.excluded))]
+
+    def _observed(self, chip: ChipView) -> bool | None:
+        """Whether a chip was observed as planned; None without a plan."""
+        if self.plan is None:
+            return None
+        return bool(chip.log) and not check_observed(chip.ueid, chip.log, chip.attested, self.plan)
+
+    def _chip_in_words(self, chip: ChipView) -> str:
+        """Return a chip's level, what the next one lacks, and whether it was observed in the time that was planned."""
+        level, lacks = chip.assurance, "; ".join(chip.assurance.lacks)
+        said = f"L{level.level}, {level.meaning}" + (f"; L{level.level + 1} lacks {lacks}" if lacks else "")
+        if self.plan is None:
+            return said
+        asked = self.plan.of(chip.ueid)
+        how = "observed" if self._observed(chip) else "not shown to be observed"
+        return f"{said}; {how} from {date_of(asked.since)} until {date_of(asked.until)}"
 
     def parts(self) -> Iterator[Part]:
         """Return the owner's section of a page: the report for people, and pictures and tables that it has no room for."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tallystick.dispute.verdict import LogObjection, record_claims
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.roles.audit_report import ACCUSING, AuditReport
+from tallystick.roles.audit_report import ACCUSING, AuditReport, Deviation
 from tallystick.roles.comparison import farther_than_trained, with_near_rates
 from tallystick.roles.findings import CANNOT, NOT_PROVEN
 from tallystick.roles.referee import DisputeResult
@@ -65,23 +65,22 @@ class ProgramJudge:
             objection.verify_about(ours.root().hex(), ours.num_steps)
         runs = ours.root().hex(), theirs.root().hex()
         parted = _find_parted(ours, theirs, objection)
-        if not parted:
-            reason = "both sides reached the same state"
-            return DisputeResult("none", None, 0, {}, reason, outcome="agreement", runs=runs)
-        end, step = parted[-1].end, parted[0].step
+        # Where nothing is in dispute the first state may still not be the program's own.
+        end = parted[-1].end if parted else next(c.steps_done for c in ours.checkpoints() if c.steps_done > 0)
         report = self.follow(end)
-        for segment in report.segments:
-            if segment.verdict in ACCUSING:
-                accusing = (each for each in segment.deviations if each.kind in ACCUSING)
-                first = min(accusing, key=lambda each: each.step)
-                found = self._on(first.step, ours, theirs, objection, runs)
-                return replace(
-                    found, loser="trainer", reason=f"{first}; so has every arithmetic that was asked"
-                )
-        if report.verdict == "cannot_reproduce" or report.steps < end:
+        if (first := _accusation_in(report)) is not None:
+            found = self._on(first.step, ours, theirs, objection, runs)
+            if first.about == "beginning":
+                found = replace(found, step=0, records=None, objection=None, chain=None)
+            return replace(found, loser="trainer", reason=f"{first}; so has every arithmetic that was asked")
+        if report.verdict not in ("match", "not_accepted") or report.steps < end:
             why = next((str(d) for s in report.segments for d in s.deviations), f"{report.steps} steps")
             reason = f"the judge could not follow the program to the end of the segment: {why}"
             return DisputeResult("none", None, 0, {}, reason, outcome=CANNOT, runs=runs)
+        if not parted:
+            reason = "both sides reached the same state"
+            return DisputeResult("none", None, 0, {}, reason, outcome="agreement", runs=runs)
+        step = parted[0].step
         found = self._on(step, ours, theirs, objection, runs)
         if found.chain is not None:
             reason = f"step {step}: the parties differ in what no record says, and the judge's own steps are the trainer's"
@@ -127,6 +126,17 @@ class ProgramJudge:
             return farther_than_trained(before, own, self.auditor.load_committed(end, claimed))
         except (InvalidInput, Mismatch):
             return None  # what nobody can open convicts nobody
+
+
+def _accusation_in(report: AuditReport) -> Deviation | None:
+    """Return what an audit accuses the trainer of first; nothing of a copy, which others may have made."""
+    for segment in report.segments:
+        accusing = [each for each in segment.deviations if each.kind in ACCUSING]
+        if segment.verdict in ACCUSING and accusing:
+            first = min(accusing, key=lambda each: each.step)
+            if not first.is_of_copy:
+                return first
+    return None
 
 
 def _find_parted(ours: Transcript, theirs: Transcript, objection: LogObjection | None) -> list[_Parted]:

@@ -155,25 +155,34 @@ class SimulatedChip:
 class Fleet:
     """An owner's chips, and the time they share."""
 
-    def __init__(self, out: Path, ueids: Sequence[bytes], *, seed: int = 0, rate: int = RATE) -> None:
+    def __init__(
+        self,
+        out: Path,
+        ueids: Sequence[bytes],
+        *,
+        seed: int = 0,
+        rate: int = RATE,
+        agent: str = "simulated",
+        keys: Callable[[bytes], SigningKey] = chip_key,
+    ) -> None:
         self.out, self.time, self.chips = out, SimulatedTime(), list[SimulatedChip]()
         self._chance = random.Random(seed)
         for ueid in ueids:
             directory = ChipDirectory(out / "chips" / ueid.hex())
-            key = chip_key(ueid)
+            key = keys(ueid)
             directory.path.mkdir(parents=True)
             write_key(directory.key_path, key)
             genesis = Genesis(
-                "tallystick", "simulated chip", "simulated", hashlib.sha256(b"owner").digest(), "local"
+                "tallystick", f"{agent} chip", agent, hashlib.sha256(b"owner").digest(), "local"
             )
             settings = ChipSettings(ueid, FLEET_FIRMWARE, genesis, rate, PAGE)
             memory = Memory(())
             probe = HeldMemory(memory.read)
             draw = random.Random(f"{seed} {ueid.hex()}").expovariate  # a real chip's nobody can foresee
-            agent = ChipAgent(directory, key, probe, settings, clock=self.time, draw=draw)
-            agent.start()
-            agent.self_test()
-            self.chips.append(SimulatedChip(ueid, agent, probe, memory))
+            made = ChipAgent(directory, key, probe, settings, clock=self.time, draw=draw)
+            made.start()
+            made.self_test()
+            self.chips.append(SimulatedChip(ueid, made, probe, memory))
 
     def pass_time(self, session: Session, steps_done: int, chips: Sequence[SimulatedChip]) -> None:
         """Let the time of one step pass on all chips; ``chips`` hold the session's state."""

@@ -48,6 +48,7 @@ from tallystick.store.files import storing, write_whole
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
+    from tallystick.fleet.agent.chip_log import NumberedFinding
     from tallystick.fleet.attestation.assurance import Attestation
     from tallystick.integrations.watching import KnownChip
     from tallystick.signing.keys import PublicKey
@@ -131,7 +132,8 @@ def verify(
     if 0 < memory < LEAST_RECORDS:
         raise InvalidInput(f"--memory {memory}: {LEAST_RECORDS} records or more are needed, or 0")
     keys = load_chip_keys(chips)
-    known = _known_chips(keys, _attested(inspections or [], trust), answered(attestations or [], nonce, keys))
+    asked = answered(attestations or [], nonce, keys)
+    known = _known_chips(keys, *_inspected(inspections or [], trust), asked)
     inquiry = Inquiry(
         parse_hex(beacon, n_bytes=32, what="--beacon"),
         segments,
@@ -143,9 +145,9 @@ def verify(
     def source_of(stated: str) -> JobSource:
         return choose_source(job, stated)
 
-    started = time.perf_counter()
-    found = verify_owner(folder.name, OwnerFolder(folder), known, source_of, inquiry, progress=say)
-    shown = OwnerReport(*found)
+    started, place = time.perf_counter(), OwnerFolder(folder)
+    found = verify_owner(folder.name, place, known, source_of, inquiry, progress=say)
+    shown = OwnerReport(*found, plan=inquiry.plan)
     if findings is not None:
         write_whole(findings, owner_findings(shown.verdict, shown.chips).encode())
     if html is not None:
@@ -266,9 +268,10 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> int:
 def _known_chips(
     keys: Mapping[str, PublicKey],
     inspected: Mapping[str, Sequence[Attestation]],
+    failed: Mapping[str, Sequence[NumberedFinding]],
     asked: Mapping[str, Sequence[Attestation]],
 ) -> dict[str, KnownChip]:
-    """Return what is known of chips: their keys, and what they attested where they were inspected, or for a nonce."""
+    """Return what is known of chips: their keys, what they attested where they were inspected or asked, and where they failed."""
     from tallystick.fleet.attestation.assurance import CheckedEvidence
     from tallystick.integrations.watching import KnownChip
 
@@ -277,23 +280,19 @@ def _known_chips(
         seen = [*inspected.get(ueid, []), *asked.get(ueid, [])]
         last = max(seen, key=lambda each: (each.head.seq, each.uptime), default=None)
         evidence = CheckedEvidence(known_key=True, attestation=last, inspected=ueid in inspected)
-        known[ueid] = KnownChip(key, tuple(each.head for each in seen), evidence)
+        known[ueid] = KnownChip(key, tuple(each.head for each in seen), evidence, tuple(failed.get(ueid, [])))
     return known
 
 
-def _attested(packages: Sequence[Path], trust: Sequence[str] | None) -> dict[str, list[Attestation]]:
-    """Return what chips attested at inspections that they passed, by UEID."""
+def _inspected(
+    packages: Sequence[Path], trust: Sequence[str] | None
+) -> tuple[Mapping[str, Sequence[Attestation]], Mapping[str, Sequence[NumberedFinding]]]:
+    """Return what chips attested at inspections that they passed, and why others failed theirs."""
     from tallystick.cli.fleet.inspection import read_package
-    from tallystick.fleet.inspection.extraction import attested_chips
-    from tallystick.fleet.inspection.package import InspectionPackage
+    from tallystick.cli.fleet.judging import seen_at_inspections
 
-    found: dict[str, list[Attestation]] = {}
     keys = load_trusted(trust)
-    for place in packages:
-        verdict = read_package(place, keys, "chip", [])
-        for ueid, stated in attested_chips(verdict, InspectionPackage(place).load_files()).items():
-            found.setdefault(ueid, []).append(stated)
-    return found
+    return seen_at_inspections([read_package(place, keys, "chip", []) for place in packages], packages)
 
 
 def _ueids() -> dict[str, list[str]]:

@@ -59,7 +59,7 @@ def plan_of(
         hours[ueid] = _number(number, "--use")
     thousandths = round(1000 * _number(rate, "--snapshots-per-day"))
     now = round(time.time() * 1000)
-    return ObservationPlan(thousandths, _moment(since, "--since"), _moment(until, "--until"), hours, now)
+    return ObservationPlan(thousandths, moment_of(since, "--since"), moment_of(until, "--until"), hours, now)
 
 
 def _number(text: str, name: str) -> float:
@@ -72,7 +72,7 @@ def _number(text: str, name: str) -> float:
     return value
 
 
-def _moment(text: str, name: str) -> int:
+def moment_of(text: str, name: str) -> int:
     """Return a date as milliseconds since 1970; UTC, where it does not say otherwise."""
     try:
         found = datetime.fromisoformat(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -253,13 +254,10 @@ def _audit_program(
     runs = SecondRuns(place, run, profile, load_made_files(directory))
     try:
         report, moved = follow_first(context.obj, command, wanted.drawn, quiet=as_json)
-        if wanted.claim is not None:
-            return _Conclusion(directory, wanted.claim, profile, started, command).of_program(
-                report, as_json=as_json
-            )
-        from tallystick.roles.courses import excuse_doubts
+        if wanted.claim is None:
+            from tallystick.roles.courses import excuse_doubts
 
-        excuse_doubts(report, moved, runs.doubts)
+            excuse_doubts(report, moved, runs.doubts)
     except KeyboardInterrupt:
         return 130
     there = sorted(place.names.intersection(runs.made))
@@ -267,6 +265,9 @@ def _audit_program(
         say(
             f"made while it was recorded, and here already: {', '.join(there)[:200]}; audit where they are not"
         )
+    if wanted.claim is not None:
+        conclusion = _Conclusion(directory, wanted.claim, profile, started, command)
+        return conclusion.of_program(report, as_json=as_json)
     return _conclude(report, wanted, directory, time.perf_counter() - started, None, as_json=as_json)
 
 
@@ -418,6 +419,7 @@ class _Conclusion:
             Nondeterminism: it is not sure of anything, or has not come to the end.
         """
         if not self.out.statement_path.exists():
+            shutil.rmtree(self.out.path, ignore_errors=True)  # it held no file before
             raise Nondeterminism(
                 f"{self.out.path}: there is no claim: the program was followed for {report.steps} steps, and the audit says "
                 f"{report.verdict}: {report.first or 'the program ended'}"

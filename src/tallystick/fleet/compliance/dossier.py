@@ -14,7 +14,7 @@ from tallystick.fleet.provenance.owner_findings import OwnerFindings
 from tallystick.fleet.provenance.transcripts import RunReport
 from tallystick.fleet.provenance.verification import Answer
 from tallystick.fleet.registry.facts import DRAWN_FROM, Chip
-from tallystick.fleet.registry.reconcile import Disagreement
+from tallystick.fleet.registry.reconcile import Disagreement, Stream
 from tallystick.run.transcript import Transcript
 from tallystick.signing.dsse import Statement, Subject, known_fields
 
@@ -138,3 +138,14 @@ def judge_fleet(
         if unclear
         else FleetAnswer("pass", (f"{len(there)} chips shown, all registered",))
     )
+
+
+def reconciled_chips(
+    owner: str, registered: Iterable[Chip], streams: Sequence[Stream], disagreements: Sequence[Disagreement]
+) -> frozenset[str]:
+    """Return the chips of ``owner`` that somebody else's list names, and about which nobody disagrees with the registry."""
+    if any(each.party == owner for each in disagreements):
+        return frozenset()
+    named = {chip for stream in streams if stream.source != owner for chip in stream.chips}
+    doubted = {each.chip for each in disagreements}
+    return frozenset(c.chip for c in registered if c.owner == owner and c.chip in named - doubted)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from tallystick.errors import InvalidInput
@@ -33,6 +33,7 @@ class ObservationPlan:
         rate: snapshots, in thousandths per day in use.
         since, until: milliseconds since 1970.
         use: hours between the two in which a chip (UEID, hexadecimal) was in use, by a meter or an inspection.
+        begins: when a chip came into use, milliseconds since 1970, where that is later than ``since``.
         now: the reader's clock; None where it is not known. No log is later.
         limits: the reader's: with what probability an honest chip may be accused, and how far clocks may be off.
 
@@ -46,6 +47,7 @@ class ObservationPlan:
     use: Mapping[str, float] = field(default_factory=dict[str, float])
     now: int | None = None
     limits: LogLimits = field(default_factory=LogLimits)
+    begins: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         if self.rate < 1:
@@ -54,12 +56,25 @@ class ObservationPlan:
             )
         if self.since >= self.until:
             raise InvalidInput(f"plan: from {date_of(self.since)} until {date_of(self.until)} is no time")
-        most = (self.until - self.since) / HOUR_MS
+        for ueid, begin in self.begins.items():
+            if begin >= self.until:
+                raise InvalidInput(
+                    f"plan: chip {ueid[-8:]} from {date_of(begin)} until {date_of(self.until)} is no time"
+                )
         for ueid, hours in self.use.items():
+            most = (self.until - self.begin_of(ueid)) / HOUR_MS
             if not 0.0 <= hours <= most:
                 raise InvalidInput(
                     f"plan: chip {ueid[-8:]} in use for {hours:g} hours; there are 0 to {most:g}"
                 )
+
+    def begin_of(self, ueid: str) -> int:
+        """Return from when on a chip was to be watched."""
+        return max(self.since, self.begins.get(ueid, self.since))
+
+    def of(self, ueid: str) -> ObservationPlan:
+        """Return what is asked of one chip."""
+        return replace(self, since=self.begin_of(ueid), begins={})
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,7 @@ def check_observed(
     """Return what a chip's ``log`` lacks of what ``plan`` asks for; nothing of a log without records, of which rule 3 speaks."""
     if not log:
         return []
+    plan = plan.of(ueid)
     name, found = f"chip {ueid[-8:]}", list[NumberedFinding]()
     stretches = _stretches(log, attested)
     if stretches is None:

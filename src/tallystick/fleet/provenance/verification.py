@@ -467,6 +467,7 @@ def _idleness(chip: ChipView, empty: Sequence[int], plan: ObservationPlan | None
     hours = None if plan is None else plan.use.get(chip.ueid)
     if plan is None or hours is None:
         return "unknown", "no meter and no inspection says that the chip was not in use"
+    plan = plan.of(chip.ueid)
     within = set(snapshots_within(chip.log, plan))
     full = len(within.difference(empty))
     chance = chance_of_empty(full, len(within), hours, seconds_within(chip.log, chip.attested, plan))
