@@ -241,6 +241,32 @@ def test_who_claims_much_else_of_the_same_data_loses(here: Path) -> None:
     assert (outcome(result), result.clears) == (("auditor", "fault", 7), True)
 
 
+@pytest.mark.parametrize("step", [0, 4])
+def test_another_log_before_hides_no_lie_of_an_auditors(step: int, here: Path) -> None:
+    """One byte of a digest that no record's claims hold kept it from being convicted, and the trainer from being cleared."""
+    claim = loaded("about-honest")
+    forge_state(claim, 8, led(claim.load_checkpoint(8), 100.0))
+    forge(claim, lambda r: replace(r, log="ab" * 32) if r.step == step else r)
+    assert outcome(ruled(found("match"))) == ("auditor", "fault", 7)
+
+
+def test_a_state_without_an_entry_is_no_state_of_the_programs(here: Path) -> None:
+    claim = loaded("about-honest")
+    state = led(claim.load_checkpoint(8), 2.0**-16)
+    forge_state(claim, 8, {name: each for name, each in state.items() if name != "model/2.bias"})
+    result = ruled(found("match"))
+    assert (outcome(result), "model/2.bias" in result.reason) == (("auditor", "fault", 7), True)
+
+
+def test_a_log_that_is_not_accepted_clears_nobody(here: Path) -> None:
+    claim = loaded("about-honest")
+    forge_state(claim, 8, led(claim.load_checkpoint(8), 2.0**-16))
+    steered = Deviation(9, "not_accepted", "moves", None, "40 at most", "64", "limit")
+    result = ruled(found("not_accepted", steered))
+    assert (outcome(result), result.clears) == (("none", "not_proven", 7), False)
+    assert "not accepted: step 9: moves: 64" in result.reason
+
+
 def test_other_data_convict_no_auditor(here: Path) -> None:
     claim = loaded("about-honest")
     forge_state(claim, 8, led(claim.load_checkpoint(8), 100.0))

@@ -80,14 +80,17 @@ class ProgramJudge:
         if not parted:
             reason = "both sides reached the same state"
             return DisputeResult("none", None, 0, {}, reason, outcome="agreement", runs=runs)
-        step = parted[0].step
-        found = self._on(step, ours, theirs, objection, runs)
-        if found.chain is not None:
-            reason = f"step {step}: the parties differ in what no record says, and the judge's own steps are the trainer's"
-            return replace(found, step=None, chain=None, outcome=CANNOT, reason=reason)
-        if (other := self.find_other(end)) is not None:
-            return replace(found, outcome=NOT_PROVEN, reason=f"step {step}: the trainer's here; {other}")
-        reason = f"step {step}: every arithmetic that was asked comes to what the trainer states"
+        steps = (step for segment in parted for step in range(segment.step, segment.end))
+        on = (self._on(step, ours, theirs, objection, runs) for step in steps)
+        found = next((each for each in on if each.chain is None), None)
+        if found is None:
+            reason = f"step {parted[0].step}: the parties differ in what no record says, and the judge's steps are the trainer's"
+            return DisputeResult("none", None, 0, {}, reason, outcome=CANNOT, runs=runs)
+        if (other := _find_freedom(report) or self.find_other(end)) is not None:
+            return replace(
+                found, outcome=NOT_PROVEN, reason=f"step {found.step}: the trainer's here; {other}"
+            )
+        reason = f"step {found.step}: every arithmetic that was asked comes to what the trainer states"
         for segment in parted:
             if (far := self._find_far(ours, theirs, segment)) is not None:
                 reason += f"; the auditor's {far} after step {segment.end - 1} is farther from it than training went"
@@ -123,7 +126,8 @@ class ProgramJudge:
         claimed = next(c.state_root for c in theirs.checkpoints() if c.steps_done == end)
         try:
             before, own = (self.trainer.load_committed(done, states[done]) for done in (segment.start, end))
-            return farther_than_trained(before, own, self.auditor.load_committed(end, claimed))
+            state = self.auditor.load_committed(end, claimed)
+            return next(iter(own.keys() ^ state.keys()), None) or farther_than_trained(before, own, state)
         except (InvalidInput, Mismatch):
             return None  # what nobody can open convicts nobody
 
@@ -137,6 +141,13 @@ def _accusation_in(report: AuditReport) -> Deviation | None:
             if not first.is_of_copy:
                 return first
     return None
+
+
+def _find_freedom(report: AuditReport) -> str | None:
+    """Return what of a log's freedom the judge's audit does not accept: what it could have steered clears nobody."""
+    if report.verdict != "not_accepted":
+        return None
+    return f"but the log is not accepted: {report.first or 'it could have steered more'}"
 
 
 def _find_parted(ours: Transcript, theirs: Transcript, objection: LogObjection | None) -> list[_Parted]:

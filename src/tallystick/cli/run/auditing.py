@@ -425,6 +425,10 @@ class _Conclusion:
                 f"{report.verdict}: {report.first or 'the program ended'}"
             )
         first = min((each.step for s in report.segments for each in s.deviations), default=None)
+        if first is not None:
+            say(
+                "a claim accuses nobody yet: only an audit without --claim, or a judge, asks other arithmetics first"
+            )
         return self.print(first, self.out.load_objection(), as_json=as_json)
 
     def print(self, first: int | None, objection: LogObjection | None, *, as_json: bool) -> int:
