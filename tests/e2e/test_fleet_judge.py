@@ -287,6 +287,16 @@ def test_what_the_registry_says_otherwise_fails_the_fleet(
     )
 
 
+def test_an_owners_own_list_reconciles_nothing(copied: tuple[Path, Fleet], judge: Judge) -> None:
+    place, fleet = copied
+    own = Stream(INVENTORY, "north", "north", "", START, True, (CHIP,), {})
+    for name in ("maker", "hall"):
+        (place / f"{name}.json").write_bytes(own.encode())
+    answer = judge(place, case(fleet))[1]
+    assert told(answer)[3] == 3
+    assert answer["owners"][0]["chips"][0]["assurance"]["next_level_lacks"] == ["a reconciled registry"]
+
+
 def test_evidence_that_does_not_hold_is_no_evidence(copied: tuple[Path, Fleet], judge: Judge) -> None:
     place, fleet = copied
     (place / "root.pem").write_bytes(devices.issue("my root", "my root").public_bytes(Encoding.PEM))
