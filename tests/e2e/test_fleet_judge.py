@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from tallystick.cli.main import main
+from tallystick.execution.job import find_source
 from tallystick.fleet.agent.agent import boot_log
-from tallystick.fleet.attestation.assurance import attest_head
+from tallystick.fleet.agent.memory import Region
+from tallystick.fleet.agent.probes import ProcessMemory
+from tallystick.fleet.attestation.assurance import CheckedEvidence, attest_head, parse_attestation
 from tallystick.fleet.attestation.tpm import PcrReference, TpmEvidence
 from tallystick.fleet.inspection import inspection
 from tallystick.fleet.inspection.inspection import InspectionFinding, Seal
 from tallystick.fleet.inspection.package import InspectionPackage
+from tallystick.fleet.provenance.observation import ObservationPlan
+from tallystick.fleet.provenance.owner_findings import status_of
+from tallystick.fleet.provenance.submission import OwnerFolder
+from tallystick.fleet.provenance.transcripts import Lineage
+from tallystick.fleet.provenance.verification import OwnerVerdict
 from tallystick.fleet.registry.facts import REGISTRY
 from tallystick.fleet.registry.industry import START, Industry, chip_name, key_of
 from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.registry.reconcile import INVENTORY, MAKER, Stream
+from tallystick.integrations.observed import Registration, observe
+from tallystick.integrations.watching import Inquiry, KnownChip, descends, verify_owner
 from tallystick.signing.dsse import sign_payload
 from tallystick.signing.keys import SigningKey, parse_signing_key
 from tallystick.store.chips import ChipDirectory
 from tallystick.testing import devices
-from tallystick.testing.watched import FIRST_DAY, Course, Fleet, Trained, report_run, train
+from tallystick.testing.watched import FIRST_DAY, Course, Fleet, Trained, chip_key, report_run, train
 
 JOB = "tallystick.testing.noise_job"
 COURSE, SMALL = Course(JOB, 24, 4), {"width": "32"}
@@ -60,26 +75,36 @@ def attested(fleet: Fleet, nonce: str) -> bytes:
     return attest_head(log[-1], bytes.fromhex(nonce), bytes(16), chip.agent.settings.genesis.agent, key)
 
 
-def inspected(place: Path, fleet: Fleet, *, seal: Seal = "intact") -> None:
-    """An inspector stood before the chip and took its log away."""
+def inspected(
+    place: Path, fleet: Fleet, *, seal: Seal = "intact", days: int = 1, name: str = "visit"
+) -> None:
+    """An inspector stood before the chip, days after its log ends, and took its log away."""
+    issued = (FIRST_DAY + fleet.time.now) // 1000 + days * 86400
     journal = (fleet.out / "chips" / CHIP / "log.journal").read_bytes()
     with RegistryLedger(place / "registry") as ledger:
         chips = [each for each in ledger.each_chip() if each.chip == CHIP]
     order = inspection.make_order(
         chips, registry="ab" * 32, entries=9, draw=b"\1" * 32, period=3, inspector="watch", custodian="north",
-        issued=START, due=START + 1000, nonce=b"\7" * 32, seals=("case",), photos=1,
+        issued=issued, due=issued + 1000, nonce=b"\7" * 32, seals=("case",), photos=1,
     )  # fmt: skip
     industry = Industry()
-    package = InspectionPackage(place / "visit")
+    package = InspectionPackage(place / name)
     signed = sign_payload(inspection.ORDER_TYPE, order.encode(), [industry.keys[REGISTRY]]).encode()
-    package.begin(signed, order, industry.keys["watch"], now=START + 1)
+    package.begin(signed, order, industry.keys["watch"], now=issued + 1)
     key = device_key(bytes.fromhex(CHIP)).public_key.spki
-    finding = InspectionFinding(CHIP, "seen", START + 10, f"SN-{CHIP[:12]}", key=key, seals=(("case", seal),))
+    finding = InspectionFinding(
+        CHIP, "seen", issued + 10, f"SN-{CHIP[:12]}", key=key, seals=(("case", seal),)
+    )
     evidence = attested(fleet, order.chip_nonce(CHIP).hex())
     package.record(
-        finding, industry.keys["watch"], now=START + 20, log=journal, evidence=evidence, photos=[b"a picture"]
+        finding,
+        industry.keys["watch"],
+        now=issued + 20,
+        log=journal,
+        evidence=evidence,
+        photos=[b"a picture"],
     )
-    package.seal(industry.keys["watch"], now=START + 90)
+    package.seal(industry.keys["watch"], now=issued + 90)
 
 
 def registered(
@@ -87,7 +112,11 @@ def registered(
 ) -> None:
     """A registry that lists the chip, and what its maker and the hall say of it."""
     industry, chips = Industry(), [CHIP, *(more or [])]
-    own = device_key(bytes.fromhex(CHIP)).public_key.key_id if key is None else key_of(key).public_key.key_id
+    own = (
+        device_key(bytes.fromhex(CHIP)).public_key.key_id
+        if key is None
+        else key and key_of(key).public_key.key_id
+    )
     rows = [
         [chip, f"SN-{chip[:12]}", own if chip == CHIP else key_of(chip).public_key.key_id] for chip in chips
     ]
@@ -269,7 +298,7 @@ def test_a_chip_that_fails_its_inspection_is_a_finding(
     [
         ({"owner": "south"}, 122, "violation", f"chip {CHIP} was shown by north and is registered to south"),
         ({"more": [OTHER]}, 122, "violation", f"chip {OTHER} is registered to north and was not shown"),
-        ({"key": "another"}, 122, "violation", "registered is"),
+        ({"key": "another"}, 122, "violation", "registered is"),  # and the level falls
     ],
 )
 def test_what_the_registry_says_otherwise_fails_the_fleet(
@@ -281,20 +310,41 @@ def test_what_the_registry_says_otherwise_fails_the_fleet(
     code, answer = judge(place, case(fleet))
     assert (code, told(answer)[2]) == (1, "fail")
     assert any(each[0] == severity and said in each[1] for each in findings(answer, rule)), answer
+    assert told(answer)[3] == (0 if "key" in change else 3 if "owner" in change else 4)
     assert told(judge(place, case(fleet), "--claim", "runs", "--claim", "complete")[1])[:2] == (
         "pass",
         "pass",
     )
 
 
-def test_an_owners_own_list_reconciles_nothing(copied: tuple[Path, Fleet], judge: Judge) -> None:
+@pytest.mark.parametrize(
+    "stream",
+    [
+        Stream(INVENTORY, "north", "north", "", START, True, (CHIP,), {}),
+        Stream(INVENTORY, "an auditor", "south", "", START, False, (), {}),
+    ],
+)
+def test_an_owners_own_list_or_an_empty_one_shows_nothing(
+    stream: Stream, copied: tuple[Path, Fleet], judge: Judge
+) -> None:
+    """Before, fleet completeness passed by them."""
     place, fleet = copied
-    own = Stream(INVENTORY, "north", "north", "", START, True, (CHIP,), {})
     for name in ("maker", "hall"):
-        (place / f"{name}.json").write_bytes(own.encode())
-    answer = judge(place, case(fleet))[1]
-    assert told(answer)[3] == 3
+        (place / f"{name}.json").write_bytes(stream.encode())
+    code, answer = judge(place, case(fleet))
+    assert (code, *told(answer)) == (3, "pass", "pass", "unknown", 3)
+    assert f"no list of somebody else names chip {CHIP}" in findings(answer, 122)[0][1]
     assert answer["owners"][0]["chips"][0]["assurance"]["next_level_lacks"] == ["a reconciled registry"]
+
+
+def test_what_a_competitor_lists_accuses_nobody_else(copied: tuple[Path, Fleet], judge: Judge) -> None:
+    """South says that north's chip stands in its hall: one of the two is wrong, and nobody knows which."""
+    place, fleet = copied
+    claimed = Stream(INVENTORY, "south", "south", "", START, False, (CHIP,), {})
+    (place / "south.json").write_bytes(claimed.encode())
+    code, answer = judge(place, case(fleet).replace('"hall.json"]', '"hall.json", "south.json"]'))
+    assert (code, *told(answer)) == (3, "pass", "pass", "unknown", 3)
+    assert {severity for severity, _ in findings(answer, 122)} == {"unknown"}
 
 
 def test_evidence_that_does_not_hold_is_no_evidence(copied: tuple[Path, Fleet], judge: Judge) -> None:
@@ -312,7 +362,6 @@ def test_evidence_that_does_not_hold_is_no_evidence(copied: tuple[Path, Fleet], 
     ("more", "rule"),
     [
         ("flop_per_chip_second = 1e-3\n", 109),
-        ("flop_per_chip_second = 1e15\nleast_utilisation = 0.5\n", 109),
         ("least_rate = 2.0\n", 15),
     ],
 )
@@ -327,6 +376,17 @@ def test_limits_of_the_plan_are_held(
     assert (code, findings(answer, rule)[0][0]) == (1, "violation")
 
 
+def test_time_that_no_declared_run_needs_is_asked_about(firmware: tuple[Path, Fleet], judge: Judge) -> None:
+    place, fleet = firmware
+    text = case(fleet).replace(
+        "[registry]", "flop_per_chip_second = 1e15\nleast_utilisation = 0.5\n[registry]"
+    )
+    code, answer = judge(place, text)
+    assert (code, findings(answer, 109)[0][0]) == (3, "unknown")
+    code, answer = judge(place, text + "hours = 144.0\n")
+    assert (code, findings(answer, 109)[0][0]) == (1, "violation")
+
+
 def test_a_chip_that_came_later_is_asked_for_its_own_time(firmware: tuple[Path, Fleet], judge: Judge) -> None:
     place, fleet = firmware
     earlier = case(fleet).replace(f'since = "{day(fleet)}"', f'since = "{day(fleet, -30 * 86_400_000)}"')
@@ -334,6 +394,23 @@ def test_a_chip_that_came_later_is_asked_for_its_own_time(firmware: tuple[Path, 
     assert (code, told(answer)[1], answer["owners"][0]["chips"][0]["observed"]) == (3, "unknown", False)
     code, answer = judge(place, earlier + f'since = "{day(fleet)}"\n')
     assert (code, told(answer)[1], answer["owners"][0]["chips"][0]["observed"]) == (0, "pass", True)
+
+
+def test_what_a_chip_held_before_it_came_is_another_owners_to_explain(
+    copied: tuple[Path, Fleet], judge: Judge
+) -> None:
+    place, fleet = copied
+    again(place, "owner/runs")
+    (place / "owner" / "runs").mkdir()
+    whole = case(fleet, left_out="endorsement")
+    _, answer = judge(place, whole)
+    assert (told(answer)[1], len(findings(answer, 110))) == ("fail", 1)
+    until = f'until = "{day(fleet, fleet.time.now)}"'
+    later = whole.replace(until, f'until = "{day(fleet, fleet.time.now + 60_000)}"')
+    _, answer = judge(place, later + f'since = "{day(fleet, fleet.time.now + 1)}"\n')
+    assert (told(answer)[1] == "fail", findings(answer, 110)) == (False, [])
+    _, answer = judge(place, whole + f'until = "{day(fleet, 1)}"\n')  # and after it left
+    assert (told(answer)[1] == "fail", findings(answer, 110)) == (False, [])
 
 
 def test_a_simulated_chip_has_no_level_and_a_software_agent_the_first(tmp_path: Path, judge: Judge) -> None:
@@ -397,3 +474,191 @@ def test_one_chip_belongs_to_one_owner(firmware: tuple[Path, Fleet], judge: Judg
     code, answer = judge(place, case(fleet) + f'[[owner]]\nname = "south"\nfolder = "owner"\n{chip}')
     assert (code, f"chip {CHIP} is there twice" in answer["error"]) == (2, True)
     assert judge(place, case(fleet), "--claim", "all")[0] == 2
+
+
+def test_two_programs_on_one_chip_are_each_found_to_be_their_runs(tmp_path: Path) -> None:
+    """Their regions have numbers in front then, and nothing matched; a program that nobody declared is still nobody's."""
+    fleet = Fleet(tmp_path / "owner", [bytes.fromhex(CHIP)])
+    (chip,), memory = fleet.chips, fleet.chips[0].memory
+    plain, held = memory.read, list[tuple[Region, bytes]]()
+
+    def numbered(number: int, regions: list[tuple[Region, bytes]]) -> list[tuple[Region, bytes]]:
+        return [(replace(region, name=f"{number}/{region.name}"), data) for region, data in regions]
+
+    for name, settings in (("first", SMALL), ("second", {**SMALL, "init_seed": "5"})):
+        directory = fleet.out / "runs" / name
+        trained = train(fleet, fleet.chips, directory, settings, course=COURSE)
+        assert isinstance(trained, Trained)
+        report_run(fleet, fleet.chips, directory, trained, settings, COURSE)
+        held[:] = memory.now
+        chip.probe.take = lambda: [*numbered(0, plain()), *numbered(1, held)] if plain() else []
+    fleet.close()
+    key = chip_key(chip.ueid).public_key
+    plan = ObservationPlan(1000, FIRST_DAY, FIRST_DAY + fleet.time.now)
+    nonce = bytes.fromhex(NONCE)
+    stated = parse_attestation(chip.agent.attest(nonce), key, nonce)
+    known = {CHIP: KnownChip(key, (stated.head,), CheckedEvidence(True, stated))}
+    inquiry = Inquiry(bytes.fromhex(BEACON), plan=plan)
+
+    def verdict() -> tuple[OwnerVerdict, set[str]]:
+        found, (view,), _ = verify_owner("north", OwnerFolder(fleet.out), known, find_source, inquiry)
+        return found, {status_of(view, seq) for seq in view.matches}
+
+    found, statuses = verdict()
+    assert (found.verdict, found.findings) == ("pass", ()), found.fields()
+    assert statuses <= {"exact", "torn"}
+    again(fleet.out, "runs/first")
+    found, _ = verdict()
+    assert found.verdict == "fail"
+    assert {each.rule for each in found.findings if each.severity == "violation"} >= {110, 111}
+
+
+def test_a_process_may_be_observed_twice(tmp_path: Path) -> None:
+    """A second model's registration took the place of the first one's, whose memory nobody saw from then on."""
+    chip = ChipDirectory(tmp_path)
+    chip.settings_path.write_text("{}")
+    made: list[Registration] = []
+    for _ in range(2):
+        model = torch.nn.Linear(2, 2)
+        made.append(observe(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    programs = ProcessMemory(chip.observed_path).programs()
+    assert len(programs) == 2 and {each.pid for each in programs} == {os.getpid()}
+    made[0].close()
+    assert len(ProcessMemory(chip.observed_path).programs()) == 1
+    made[1].close()
+    assert not list(chip.observed_path.glob("*.json")) and not list(chip.observed_path.glob("*.control"))
+
+
+# -- what an owner hands over that cannot be read, and what is later or earlier than the time asked for ---
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no log": lambda owner: (owner / "chips" / CHIP / "log.journal").unlink(),
+    "a log that is none": lambda owner: (owner / "chips" / CHIP / "log.journal").write_bytes(b"junk"),
+    "a checkpoint missing": lambda owner: (owner / "runs/model/checkpoints/000008.safetensors").unlink(),
+    "a bit flipped": lambda owner: flip(owner / "runs/model/checkpoints/000008.safetensors"),
+    "a report that is none": lambda owner: (owner / "runs" / "model.report.json").write_text("{}"),
+    "logs missing": lambda owner: shutil.rmtree(owner / "runs" / "model" / "logs"),
+}
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_what_cannot_be_read_of_one_owner_is_unknown_and_hinders_no_other(
+    how: str, copied: tuple[Path, Fleet], judge: Judge
+) -> None:
+    """Each ended the whole case, with exit code 2 or 1 and no report, or convicted the owner of a damaged copy."""
+    place, fleet = copied
+    (place / "empty" / "runs").mkdir(parents=True)
+    DAMAGE[how](place / "owner")
+    text = case(fleet) + '[[owner]]\nname = "south"\nfolder = "empty"\nchip = []\n'
+    code, answer = judge(place, text, "--claim", "runs", "--claim", "complete")
+    north, south = answer["owners"]
+    assert (code, south["owner"]) == (3, "south")
+    claims = {north["declared_run_correctness"], north["declared_run_completeness"]}
+    assert "unknown" in claims and "fail" not in claims, north["findings"]
+
+
+def test_a_pipe_in_a_snapshots_place_hangs_nobody(copied: tuple[Path, Fleet], judge: Judge) -> None:
+    place, fleet = copied
+    for memory in (place / "owner" / "chips" / CHIP / "shards").glob("*/memory.bin"):
+        memory.unlink()
+        os.mkfifo(memory)
+    assert judge(place, case(fleet))[0] in (0, 1, 3)
+
+
+def test_a_job_that_the_reader_does_not_know_accuses_nobody(copied: tuple[Path, Fleet], judge: Judge) -> None:
+    place, fleet = copied
+    text = case(fleet).replace(f'job = "{JOB}"\n', "")
+    code, answer = judge(place, text)
+    assert (code, *told(answer)[:2]) == (3, "unknown", "unknown")
+    mine = Path(importlib.import_module(JOB).__file__ or "")
+    shutil.copy(mine, place / "mine.py")
+    owned = text.replace('folder = "owner"\n', 'folder = "owner"\njob = "mine.py"\n')
+    assert "there is no" not in str(judge(place, owned)[1])
+
+
+def test_a_failure_before_a_passed_inspection_is_no_violation_any_more(
+    copied: tuple[Path, Fleet], judge: Judge
+) -> None:
+    place, fleet = copied
+    inspected(place, fleet, seal="broken", days=0, name="before")
+    both = case(fleet).replace('["visit"]', '["visit", "before"]')
+    code, answer = judge(place, both)
+    assert (code, *told(answer)) == (3, "pass", "unknown", "pass", 4)
+    assert [severity for severity, _ in findings(answer, 120)] == ["unknown"]
+
+
+def test_an_inspection_of_another_time_shows_nothing(copied: tuple[Path, Fleet], judge: Judge) -> None:
+    place, fleet = copied
+    for days in (-7, 3650):  # before the time asked for; later than now
+        again(place, "visit")
+        inspected(place, fleet, days=days)
+        assert told(judge(place, case(fleet))[1])[3] == 3
+        assert told(judge(place, case(fleet, left_out="attestation"))[1])[3] == 0
+
+
+def test_a_log_that_went_on_after_the_attestation_is_worth_what_it_was(tmp_path: Path, judge: Judge) -> None:
+    """An agent writes while its log is copied; and an inspector sees more than was handed over before."""
+    place, fleet = prepared(tmp_path, "firmware")
+    (chip,) = fleet.chips
+    chip.agent.start()
+    chip.agent.self_test()
+    chip.agent.stop()
+    code, answer = judge(place, case(fleet))
+    assert (code, *told(answer)) == (0, "pass", "pass", "pass", 4)
+    again(place, "visit")
+    inspected(place, fleet)
+    handed = len((place / "owner" / "chips" / CHIP / "log.journal").read_bytes())
+    assert handed > 0
+    code, answer = judge(place, case(fleet))
+    assert told(answer)[:3] == ("pass", "pass", "pass"), answer["owners"][0]["findings"]
+
+
+def test_a_chip_bought_or_sold_after_the_time_asked_for_fails_nobody(
+    copied: tuple[Path, Fleet], judge: Judge
+) -> None:
+    place, fleet = copied
+    again(place, "registry")
+    registered(place, more=[OTHER])
+    bought = f'[[owner.chip]]\nueid = "{OTHER}"\nkey = "device.pub"\nsince = "{day(fleet, fleet.time.now + 86_400_000)}"\n'
+    _, answer = judge(place, case(fleet) + bought)
+    assert (told(answer)[:2], len(answer["owners"][0]["chips"])) == (("pass", "pass"), 1)
+    assert not [text for _, text in findings(answer, 122) if "was not shown" in text]
+
+
+@pytest.mark.parametrize("key", ["", None])
+def test_a_chip_without_a_registered_key_is_not_reconciled(
+    key: str | None, copied: tuple[Path, Fleet], judge: Judge
+) -> None:
+    place, fleet = copied
+    again(place, "registry")
+    registered(place, key=key)
+    expected = (3, "unknown", 3) if key == "" else (0, "pass", 4)
+    code, answer = judge(place, case(fleet))
+    assert (code, told(answer)[2], told(answer)[3]) == expected
+
+
+def test_a_chip_that_the_case_does_not_list_is_said(copied: tuple[Path, Fleet], judge: Judge) -> None:
+    place, fleet = copied
+    shutil.copytree(place / "owner" / "chips" / CHIP, place / "owner" / "chips" / OTHER)
+    code, answer = judge(place, case(fleet))
+    assert (code, told(answer)[2]) == (3, "unknown")
+    assert any(OTHER in text for _, text in findings(answer, 122))
+
+
+def test_no_run_is_its_own_ancestor() -> None:
+    """A deterministic run's root is known before it is recorded: one that named itself as its parent could begin anywhere."""
+
+    def run(root: str, parent: str | None) -> Any:
+        lineage = Lineage("initialised") if parent is None else Lineage("continued", parent, 0)
+        return SimpleNamespace(report=SimpleNamespace(run=root, precommit=SimpleNamespace(lineage=lineage)))
+
+    a, b, c, d = "a" * 64, "b" * 64, "c" * 64, "d" * 64
+    runs = [run(a, a), run(b, c), run(c, b), run(d, None), run("e" * 64, d), run("f" * 64, "0" * 64)]
+    assert [descends(each, runs) for each in runs] == [False, False, False, True, True, True]

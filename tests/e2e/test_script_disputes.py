@@ -16,7 +16,7 @@ from tallystick.cli.main import main
 from tallystick.cli.run import second_runs
 from tallystick.commit.state import Entry
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
-from tallystick.numerics.log import Frame, encode_frame
+from tallystick.numerics.log import Frame, decode_frame, encode_frame
 from tallystick.roles import panel
 from tallystick.roles.audit_report import About, AuditReport, Deviation, SegmentResult, VerdictName
 from tallystick.roles.program_judge import ProgramJudge
@@ -164,6 +164,20 @@ def test_who_finds_a_log_that_nobody_can_read_objects_to_it(here: Path, tally: T
     assert outcome(result) == ("trainer", "fault", 6)
 
 
+def test_junk_within_a_log_hides_no_lie_elsewhere(here: Path, tally: Tally) -> None:
+    """The frame can be read; five bytes of a site's entries ended audit, claim and dispute with exit code 2."""
+    directory, at = loaded("forged"), 9
+    transcript = directory.load_transcript()
+    frame = decode_frame(directory.load_frames(transcript, at, at + 1)[at])
+    with_frame("forged", at, encode_frame(Frame(tuple((site, b"\xff" * 5) for site, _ in frame))))
+    directory.checkpoint_path(
+        12
+    ).unlink()  # nor does a last state that is not there keep anybody from a claim
+    code, claim = tally("audit", "forged", "--claim", "about-junk", *PROGRAM)
+    assert (code, claim["first_step"], claim["differing_elements"]) == (1, 5, None)
+    assert (claim["objection"]["step"], claim["objection"]["site"]) == (9, "log")
+
+
 @pytest.mark.slow
 def test_a_log_that_nobody_can_read_is_the_trainers_fault(here: Path, tally: Tally) -> None:
     with_frame("honest", 6, b"\xff" * 8)
@@ -174,6 +188,19 @@ def test_a_log_that_nobody_can_read_is_the_trainers_fault(here: Path, tally: Tal
     assert (code, claim["objection"]["step"], claim["objection"]["site"]) == (1, 6, "log")
     code, answer = tally("dispute", "honest", "about-log", *PROGRAM)
     assert (code, answer["outcome"], answer["loser"], answer["step"]) == (1, "fault", "trainer", 6)
+
+
+@pytest.mark.slow
+def test_a_step_that_ends_under_no_log_blames_nobody(here: Path, tally: Tally) -> None:
+    """The script fails there by itself, here: without the log too."""
+    text = SCRIPT.replace(
+        "loss.backward()", "assert step != 7 or not os.path.exists('elsewhere'); loss.backward()"
+    )
+    (here / "train.py").write_text(text)
+    assert main(["record", "--policy", "fp32", "--checkpoint-every", "4", "--run", "fails", *PROGRAM]) == 0
+    Path("elsewhere").touch()
+    code, _ = tally("audit", "fails", *PROGRAM)
+    assert code == 2
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import mmap
 import os
 import struct
@@ -66,8 +67,10 @@ class Registration:
         self._chip, self._model, self._optimizer = chip, model, optimizer
         self._names: list[tuple[str, str, str]] = []
         self._sequence, self._step = 0, steps_done
-        self._path = chip.observed_path / f"{os.getpid()}.control"
-        self._file = chip.observed_path / f"{os.getpid()}.json"
+        others = (f"{os.getpid()}-{number}" for number in itertools.count(1))
+        names = itertools.chain([str(os.getpid())], others)
+        name = next(each for each in names if not (chip.observed_path / f"{each}.json").exists())
+        self._path, self._file = (chip.observed_path / f"{name}.{kind}" for kind in ("control", "json"))
         self._places: list[tuple[int, int]] = []
         write_whole(self._path, bytes(CONTROL_HEAD.size + MOST_REGIONS * CONTROL_ENTRY.size))
         with self._path.open("r+b") as file:

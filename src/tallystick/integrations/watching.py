@@ -8,11 +8,12 @@ replayer.states({3, 4})           # the states that snapshots are matched with
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tallystick.errors import InvalidInput, Mismatch, StoreError
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError
 from tallystick.execution.job import JobSource
 from tallystick.fleet.agent.chip_log import (
     ChipHead,
@@ -24,7 +25,7 @@ from tallystick.fleet.agent.chip_log import (
 )
 from tallystick.fleet.agent.chip_record import TORN, LoggedRecord, Snapshot
 from tallystick.fleet.agent.memory import SnapshotOpening, verify_opening
-from tallystick.fleet.attestation.assurance import Assurance, CheckedEvidence, derive_assurance
+from tallystick.fleet.attestation.assurance import Assurance, Attestation, CheckedEvidence, derive_assurance
 from tallystick.fleet.provenance.matcher import PageReader, SnapshotMatch, State, match_snapshot
 from tallystick.fleet.provenance.memorisation import judge_memory
 from tallystick.fleet.provenance.observation import ObservationPlan
@@ -37,6 +38,8 @@ from tallystick.fleet.provenance.verification import (
     OwnerVerdict,
     Plausibility,
     RunEvidence,
+    SegmentOutcome,
+    Selected,
     choose_segments,
     judge_owner,
     judge_run,
@@ -45,8 +48,12 @@ from tallystick.integrations.memorising import measure_memory
 from tallystick.integrations.run_replayer import RunReplayer, weights_distance
 from tallystick.signing.keys import PublicKey
 from tallystick.store.chips import ChipDirectory
+from tallystick.store.files import open_file
 
 # -- an owner's chips and runs --------------------------------------------------------------------------
+
+
+OF_PROGRAM = re.compile(r"[0-9]+/", re.ASCII)  # before a region's name, where several programs are observed
 
 
 @dataclass(frozen=True)
@@ -82,14 +89,41 @@ class Inquiry:
 
 @dataclass
 class _Taken:
-    """A snapshot that waits for its match."""
+    """A snapshot that waits for its match: of one program, or of several, whose regions have the number of theirs in front.
+
+    Attributes:
+        parts: by that number as it stands there (empty of one program), which run it was found to be of, and how.
+        programs: all of those.
+    """
 
     chip: str
     seq: int
     opening: SnapshotOpening
     event: Snapshot
     memory: PageReader
-    found: tuple[str, SnapshotMatch] | None = None
+    parts: dict[str, tuple[str, SnapshotMatch]] = field(
+        default_factory=dict[str, "tuple[str, SnapshotMatch]"]
+    )
+
+    def __post_init__(self) -> None:
+        names = (region.name for region in self.opening.regions)
+        self.programs = sorted({"" if (at := OF_PROGRAM.match(name)) is None else at[0] for name in names})
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the memory of every program was found to be a declared run's."""
+        return len(self.parts) == len(self.programs)
+
+    @property
+    def found(self) -> tuple[str, SnapshotMatch] | None:
+        """Which run the first of its programs was found to be of, and how; what is nobody's counts over all of them."""
+        if not self.parts:
+            return None
+        run, match = self.parts[min(self.parts)]
+        explained = sum(match.size - match.unexplained_bytes for _, match in self.parts.values())
+        torn = any(each.status == "torn" for _, each in self.parts.values())
+        status = "torn" if torn else match.status
+        return run, replace(match, status=status, unexplained_bytes=match.size - explained)
 
 
 def verify_owner(
@@ -106,30 +140,34 @@ def verify_owner(
     Raises:
         InvalidInput, StoreError: what was handed over is malformed or missing.
     """
-    logs = {ueid: _read_chip(folder, ueid, chip, inquiry.limits) for ueid, chip in known.items()}
+    logs = {ueid: _read_chip(folder, ueid, chip, inquiry) for ueid, chip in known.items()}
     declared = folder.runs()
     replayers: dict[str, RunReplayer] = {}
     evidence: dict[str, RunEvidence] = {}
     for run in declared:
-        try:
-            replayer = RunReplayer(run.directory, source_of(run.directory.load_specification().job.path))
-            verify_report(run.report, run.opening, replayer.transcript)
-        except (Mismatch, InvalidInput) as problem:
-            evidence[run.name] = RunEvidence(run.report, str(problem))
-        else:
-            replayers[run.name] = replayer
-    progress(f"{owner}: matching snapshots")
+        _open_run(run, source_of, replayers, evidence)
     taken = [item for ueid, (records, _, _) in logs.items() for item in _openings(folder, ueid, records)]
-    for run in declared:
-        if run.name in replayers:
-            _match_claimed(run, replayers[run.name], taken)
-    for run in declared:
-        if run.name in replayers and any(item.found is None and item.event.size for item in taken):
-            _match_anywhere(run, replayers[run.name], taken, inquiry.search)
-    for run in declared:
-        if run.name in replayers:
-            progress(f"{owner}: repeating parts of {run.name}")
-            evidence[run.name] = _examine(run, replayers[run.name], declared, taken, inquiry)
+
+    def each(do: Callable[[DeclaredRun, RunReplayer], None]) -> None:
+        """Do something with every run; one whose copy fails here says nothing, and is no one's fault."""
+        for run in declared:
+            if run.name in replayers:
+                try:
+                    do(run, replayers[run.name])
+                except (InvalidInput, Mismatch, StoreError, Nondeterminism) as problem:
+                    evidence[run.name] = _unread(run, problem)
+                    del replayers[run.name]
+
+    progress(f"{owner}: matching snapshots")
+    each(lambda run, replayer: _match_claimed(run, replayer, taken))
+    if any(not item.is_done and item.event.size for item in taken):
+        each(lambda run, replayer: _match_anywhere(run, replayer, taken, inquiry.search))
+
+    def examine(run: DeclaredRun, replayer: RunReplayer) -> None:
+        progress(f"{owner}: repeating parts of {run.name}")
+        evidence[run.name] = _examine(run, replayer, declared, taken, inquiry)
+
+    each(examine)
     matches: dict[str, dict[int, tuple[str, SnapshotMatch] | None]] = {ueid: {} for ueid in known}
     for ueid, (records, _, _) in logs.items():
         matches[ueid] = {r.record.seq: None for r, _ in snapshots_of(records)}
@@ -143,19 +181,56 @@ def verify_owner(
         for ueid, chip in known.items()
     ]  # fmt: skip
     by_ueid = {view.ueid: view for view in views}
-    verdicts = [judge_run(evidence[run.name], by_ueid, inquiry.plausibility) for run in declared]
-    return (
-        judge_owner(owner, views, verdicts, plan=inquiry.plan),
-        views,
-        [evidence[run.name] for run in declared],
-    )
+    verdicts = [
+        judge_run(evidence[run.name], by_ueid, inquiry.plausibility, inquiry.plan) for run in declared
+    ]
+    shown = [evidence[run.name] for run in declared]
+    return judge_owner(owner, views, verdicts, plan=inquiry.plan), views, shown
+
+
+def _open_run(
+    run: DeclaredRun,
+    source_of: Callable[[str], JobSource],
+    replayers: dict[str, RunReplayer],
+    evidence: dict[str, RunEvidence],
+) -> None:
+    """Open a declared run, or note why it says nothing: its report contradicts it, or nobody here can repeat it."""
+    try:
+        transcript = run.directory.load_transcript()
+        verify_report(run.report, run.opening, transcript)
+    except (Mismatch, InvalidInput) as problem:
+        evidence[run.name] = RunEvidence(run.report, str(problem))
+        return
+    try:  # which job it is of is the reader's to know
+        replayers[run.name] = RunReplayer(run.directory, source_of(transcript.specification.job.path))
+    except (Mismatch, InvalidInput, StoreError, Nondeterminism) as problem:
+        evidence[run.name] = _unread(run, problem)
+
+
+def _unread(run: DeclaredRun, problem: Exception) -> RunEvidence:
+    """Return that nothing of a run could be repeated, and why: all that is claimed of it is unknown."""
+    whole = SegmentOutcome(0, run.report.steps, "exact", "cannot_reproduce", str(problem)[:300])
+    return RunEvidence(run.report, None, (Selected(0, run.report.steps, ("not repeated",)),), (whole,))
+
+
+def descends(run: DeclaredRun, declared: Sequence[DeclaredRun]) -> bool:
+    """Whether a continued run's line of parents, as far as they were shown, comes to an end: none is its own ancestor."""
+    by_root, seen = {each.report.run: each for each in declared}, {run.report.run}
+    at: DeclaredRun | None = run
+    while at is not None and at.report.precommit.lineage.kind == "continued":
+        parent = str(at.report.precommit.lineage.parent)
+        if parent in seen:
+            return False
+        seen.add(parent)
+        at = by_root.get(parent)
+    return True
 
 
 def _doubtful(declared: Sequence[DeclaredRun], evidence: Mapping[str, RunEvidence]) -> set[tuple[str, int]]:
     """Return the snapshots (chip, counter) that are claimed for a segment whose repetition did not match."""
     found: set[tuple[str, int]] = set()
     for run in declared:
-        failed = [o for o in evidence[run.name].outcomes if o.verdict != "match"]
+        failed = [o for o in evidence[run.name].outcomes if o.verdict != "match" or o.method != "exact"]
         for ueid, seq, step in run.report.snapshots:
             if any(outcome.start < step <= outcome.end for outcome in failed):
                 found.add((ueid, seq))
@@ -163,13 +238,22 @@ def _doubtful(declared: Sequence[DeclaredRun], evidence: Mapping[str, RunEvidenc
 
 
 def _read_chip(
-    folder: OwnerFolder, ueid: str, chip: KnownChip, limits: LogLimits | None
+    folder: OwnerFolder, ueid: str, chip: KnownChip, inquiry: Inquiry
 ) -> tuple[list[LoggedRecord], list[NumberedFinding], Assurance]:
-    path = folder.path / "chips" / ueid
-    if not path.is_dir():
-        missing = NumberedFinding(3, "no log", None, "the chip was not shown", "unknown")
+    path, problem = folder.path / "chips" / ueid, "the chip was not shown"
+    frames: list[bytes] | None = None
+    if path.is_dir():
+        try:
+            frames = list(ChipDirectory(path).frames())
+        except (InvalidInput, StoreError) as broken:
+            problem = f"the log that was shown cannot be read: {str(broken)[:200]}"
+    if frames is None:
+        missing = NumberedFinding(3, "no log", None, problem, "unknown")
         return [], [missing, *chip.findings], derive_assurance([], [missing], chip.evidence)
-    records, findings = read_log(ChipDirectory(path).frames(), chip.key)
+    records, findings = read_log(frames, chip.key)
+    limits, plan = inquiry.limits, inquiry.plan
+    if limits is not None and plan is not None and ueid in plan.begins:
+        limits = replace(limits, rate=None)  # before that another owner's plan was asked
     findings += chip.findings
     findings += verify_log(records, known=chip.heads, limits=limits)
     findings += [
@@ -182,7 +266,17 @@ def _read_chip(
         for r in records[:1]
         if r.record.ueid.hex() != ueid
     ]
+    records = _attested_part(records, chip.evidence.attestation)
     return records, findings, derive_assurance(records, findings, chip.evidence)
+
+
+def _attested_part(records: list[LoggedRecord], attested: Attestation | None) -> list[LoggedRecord]:
+    """Return a log up to the record that its chip attested: what follows was written while it was copied."""
+    if attested is not None:
+        for at, logged in enumerate(records):
+            if (logged.record.seq, logged.digest) == (attested.head.seq, attested.head.digest):
+                return records[: at + 1]
+    return records
 
 
 def _openings(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord]) -> list[_Taken]:
@@ -202,10 +296,10 @@ def _openings(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord]) -
 
 def _read_at(path: Path, start: int, size: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_file(path, what="memory of a snapshot") as file:
             file.seek(start)
             return file.read(size)
-    except OSError:
+    except (OSError, StoreError, InvalidInput):
         return b""
 
 
@@ -217,7 +311,7 @@ def _match_claimed(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[_Tak
     before: State | None = None
     for state in replayer.states(wanted):
         for step, item in waiting:
-            if item.found is None and step in (state[0], state[0] - 1):
+            if not item.is_done and step in (state[0], state[0] - 1):
                 pair = [before, state] if before is not None and before[0] == step else [state]
                 _try(run, item, pair)
         before = state
@@ -230,7 +324,7 @@ def _match_anywhere(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[_Ta
     before: State | None = None
     for state in replayer.states(range(replayer.transcript.num_steps + 1)):
         for item in taken:
-            if item.found is None and item.event.size:
+            if not item.is_done and item.event.size:
                 torn = before is not None and item.event.flags & TORN
                 _try(run, item, [before, state] if before is not None and torn else [state])
         before = state
@@ -240,9 +334,13 @@ def _try(run: DeclaredRun, item: _Taken, states: Sequence[State]) -> None:
     ranks = run.report.precommit.ranks
     if item.chip not in ranks or ranks.index(item.chip) >= len(run.opening.shards):
         return
-    match = match_snapshot(item.opening, run.opening.shards[ranks.index(item.chip)], states, item.memory)
-    if match.status != "unexplained":
-        item.found = (run.report.run, match)
+    pieces = run.opening.shards[ranks.index(item.chip)]
+    for program in item.programs:
+        if program not in item.parts:
+            named = [replace(piece, region=program + piece.region) for piece in pieces]
+            match = match_snapshot(item.opening, named, states, item.memory)
+            if match.status != "unexplained":
+                item.parts[program] = (run.report.run, match)
 
 
 def _examine(
@@ -254,13 +352,10 @@ def _examine(
 ) -> RunEvidence:
     shown = {(item.chip, item.seq) for item in taken}
     steps = [step for ueid, seq, step in run.report.snapshots if (ueid, seq) in shown]
-    for item in taken:
-        if (
-            item.found is not None
-            and item.found[0] == run.report.run
-            and item.found[1].steps_done is not None
-        ):
-            steps.append(item.found[1].steps_done)
+    found = (part for item in taken for part in item.parts.values())
+    steps += [
+        match.steps_done for of, match in found if of == run.report.run and match.steps_done is not None
+    ]
     memory = None
     if inquiry.memory_records and replayer.holds_back:
         memory = judge_memory(measure_memory(replayer, beacon=inquiry.beacon, records=inquiry.memory_records))
@@ -281,7 +376,9 @@ def _examine(
     if lineage.kind == "continued":
         mine = replayer.committed(0)
         for other in declared:
-            if other.report.run == lineage.parent:
+            if not descends(run, declared):
+                parent = False  # it cannot have begun with what came of it
+            elif other.report.run == lineage.parent:
                 theirs = other.directory.load_transcript()
                 root = {c.steps_done: c.state_root for c in theirs.checkpoints()}.get(lineage.steps_done or 0)
                 held = None if root is None else other.directory.load_committed(lineage.steps_done or 0, root)

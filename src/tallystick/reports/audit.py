@@ -276,7 +276,7 @@ class ClaimPage:
         profile: of the machine that repeated it.
         steps: how many were repeated.
         first_step: where the auditor left the trainer's log, or None.
-        differing_elements: of the final states.
+        differing_elements: of the final states; None where the trainer's is not there.
         root, trainer_root: hexadecimal roots of the two transcripts.
         seconds: wall time.
         objection: to the trainer's log of one step, or None.
@@ -288,7 +288,7 @@ class ClaimPage:
     profile: str
     steps: int
     first_step: int | None
-    differing_elements: int
+    differing_elements: int | None
     root: str
     trainer_root: str
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -311,6 +311,10 @@ class ClaimPage:
             "objection": None if self.objection is None else self.objection.fields(),
         }
 
+    def _final_states(self) -> str:
+        differing = self.differing_elements
+        return "the trainer's is not there" if differing is None else f"{differing:,} elements differ"
+
     def __rich__(self) -> Page:
         """Return the page that ``tally audit --claim`` prints."""
         agree = self.verdict == "match"
@@ -325,7 +329,7 @@ class ClaimPage:
             ("profile", self.profile),
             ("own root", self.root),
             ("trainer's", self.trainer_root),
-            ("final states", f"{self.differing_elements:,} elements differ"),
+            ("final states", self._final_states()),
             *self._objection_rows(),
             ("time", duration(self.seconds)),
         ]

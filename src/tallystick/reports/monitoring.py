@@ -114,6 +114,8 @@ class OwnerReport:
             rows.append(
                 (f"run {item.report.run[:12]}..", f"{repeated} of {item.report.steps} steps repeated")
             )
+        if not self.evidence:
+            rows.append(("runs", "none was declared"))
         rows.append(("assurance", f"L{verdict.assurance}, the least of its chips"))
         rows += [(f"chip {chip.ueid[-8:]}", self._chip_in_words(chip)) for chip in self.chips[:MOST_CHIPS]]
         if more := len(self.chips) - MOST_CHIPS:

@@ -26,6 +26,7 @@ OTHERS = 1 / 8  # so large a share of what moved is no matter of single rounding
 QUIET, QUIET_UNDER_AUTOCAST = 2.0**-15, 2.0**-5  # of other gradients: what is hardly more than noise
 LARGE = 2.0**-8  # losses so far apart, of themselves, may lead Python to any other rate
 AS_STATED = "as stated"
+COMPUTED = ("data", "schedule", "beginning")  # what a program computes itself, beside its steps
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,16 @@ def excuse_what_was_passed(segment: SegmentResult) -> None:
         why = f"{first.own[:20]}, after steps passed over; audit all to accuse"
         segment.verdict = "cannot_reproduce"
         segment.deviations.insert(0, replace(first, kind="cannot_reproduce", own=why))
+
+
+def one_arithmetic(course: ProgramCourse, _: int) -> Deviation | ProgramCourse:
+    """Return the first of what a program computes itself beside its steps, and or the course: all else accuses."""
+    said = "here, under one arithmetic; `tally audit RUN -- python ..` asks others before it accuses"
+    at_first = (d for d in course.deviations if d.step == course.first and d.about in COMPUTED)
+    each = next(at_first, None)
+    return (
+        course if each is None else replace(each, kind="cannot_reproduce", own=f"{own_of(each)[:20]} {said}")
+    )
 
 
 def find_doubt(

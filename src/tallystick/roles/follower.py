@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
@@ -47,11 +46,10 @@ from tallystick.roles.courses import (
     QUIET_UNDER_AUTOCAST,
     Doubts,
     Moved,
-    ProgramCourse,
     excuse_doubts,
     excuse_what_was_passed,
     moved_between,
-    own_of,
+    one_arithmetic,
 )
 from tallystick.roles.data_noise import has_floats
 from tallystick.roles.initial_state import (
@@ -75,7 +73,6 @@ from tallystick.run.transcript import Transcript, check_cursor, check_fingerprin
 from tallystick.store.files import RunDirectory
 
 FOLLOW_VARIABLE = "TALLYSTICK_FOLLOW"
-COMPUTED = ("data", "schedule", "beginning")  # what a program computes itself, beside its steps
 ORDER = "order"  # subject of what a run's specification orders
 
 
@@ -116,12 +113,14 @@ class Follower(Loop[AuditReport]):
             The others are passed over, and nobody is accused of what a program does after those.
         sample: the segments that are followed, instead.
         claim: where the auditor's own run of all steps is written, for a dispute.
+        broken: steps within which the program ended before under their logs, and why: these say nothing now, and are blamed.
 
     Attributes:
         doubts: asked before anybody is accused of what arithmetic can be the cause of: given what differs in a segment, and the
             end of the last segment that it is asked about, what of that another arithmetic of this machine has otherwise; if
             nothing, what differs. By default nobody looked, and data, rates and first settings accuse nobody.
         claim: what is written of the auditor's own run; None if nothing is.
+        open_step: the step that is being followed; None between them.
         moved: by first step of a segment in which something differs: where the first step that does has moved tensors to.
 
     Raises:
@@ -140,6 +139,7 @@ class Follower(Loop[AuditReport]):
         steps: tuple[int, int] | None = None,
         sample: SegmentDraw | None = None,
         claim: RunDirectory | None = None,
+        broken: Mapping[int, str] | None = None,
     ) -> None:
         self._directory = RunDirectory(Path(path).absolute())  # a program may go elsewhere
         self._transcript = self._directory.load_transcript()
@@ -164,8 +164,9 @@ class Follower(Loop[AuditReport]):
         self._noisy: list[Deviation] = []
         self._differing: dict[str, Entry] = {}
         self._ordered = ordered
-        self.doubts: Doubts = _one_arithmetic
+        self.doubts: Doubts = one_arithmetic
         self.moved: dict[int, Moved] = {}
+        self._broken, self.open_step = broken or {}, None
         self.claim = None if claim is None else ProgramClaim(self._transcript, claim)
         self._own: Mapping[str, Entry] = {}
         self._built: Mapping[str, Built] = {}
@@ -245,7 +246,10 @@ class Follower(Loop[AuditReport]):
         frame = self._directory.load_frames(transcript, number, number + 1)[number]
         acceptance, again, clock = self._acceptance, self._probe(batch), time.perf_counter()
         is_traced, broken = self._loss is None, list[Deviation]()
+        self.open_step = number
         try:
+            if number in self._broken:
+                raise InvalidInput(self._broken[number])
             context = acceptance.follow(session, frame, again, later=is_traced)
         except InvalidInput as problem:  # whoever wrote it; the step goes on as if nothing stood in it
             broken, frame = [_invalid_log(number, problem)], encode_frame(Frame())
@@ -258,6 +262,7 @@ class Follower(Loop[AuditReport]):
             self._bracket(context, batch) as placed,
         ):
             yield placed
+        self.open_step = None
         try:
             context.finish()
         except InvalidInput as problem:
@@ -358,8 +363,14 @@ class Follower(Loop[AuditReport]):
         segment.end = number + 1
         if self.claim is not None:
             self.claim.close(list(state_entries(session)))
-        compare_end(session, self._directory, record, segment)
-        segment.deviations += find_contradictions(self._directory, self._transcript, segment.end, segment)
+        try:
+            compare_end(session, self._directory, record, segment)
+            segment.deviations += find_contradictions(self._directory, self._transcript, segment.end, segment)
+        except InvalidInput as problem:  # a file is not there, or is none: that hides nothing else
+            if self.claim is None and not segment.deviations and self.report.verdict not in ACCUSING:
+                raise
+            kept = Deviation(number, "cannot_reproduce", EVIDENCE, None, str(problem), "a file", "job")
+            segment.deviations.append(kept)
         excesses = self._acceptance.end(session)
         if segment.deviations:
             self._acceptance.discard()
@@ -441,16 +452,6 @@ class Follower(Loop[AuditReport]):
             self.claim.end(is_sure=self.report.verdict != "cannot_reproduce")
         self._result = self.report
         return self.report
-
-
-def _one_arithmetic(course: ProgramCourse, _: int) -> Deviation | ProgramCourse:
-    """Return the first of what a program computes itself beside its steps, and or the course: all else accuses."""
-    said = "here, under one arithmetic; `tally audit RUN -- python ..` asks others before it accuses"
-    at_first = (d for d in course.deviations if d.step == course.first and d.about in COMPUTED)
-    each = next(at_first, None)
-    return (
-        course if each is None else replace(each, kind="cannot_reproduce", own=f"{own_of(each)[:20]} {said}")
-    )
 
 
 def _entries_of(session: Session) -> dict[str, Entry]:

@@ -87,8 +87,10 @@ class ProgramClaim:
     def end(self, *, is_sure: bool) -> None:
         """Write the statement of a claim about all steps, if the auditor ``is_sure`` of it; else it stays unfinished."""
         with self._held:
+            if not is_sure or not self.out.records_path.exists():
+                return
             partial = self.out.load_partial()
-            if not is_sure or partial.num_steps < self.transcript.num_steps:
+            if partial.num_steps < self.transcript.num_steps:
                 return
             if self.objection is not None:
                 self.out.write_document(self.out.objection_path, self.objection.encode())

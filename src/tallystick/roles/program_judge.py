@@ -72,7 +72,8 @@ class ProgramJudge:
             found = self._on(first.step, ours, theirs, objection, runs)
             if first.about == "beginning":
                 found = replace(found, step=0, records=None, objection=None, chain=None)
-            return replace(found, loser="trainer", reason=f"{first}; so has every arithmetic that was asked")
+            asked = "bytes show it" if first.is_evidence else "so has every arithmetic that was asked"
+            return replace(found, loser="trainer", reason=f"{first}; {asked}")
         if report.verdict not in ("match", "not_accepted") or report.steps < end:
             why = next((str(d) for s in report.segments for d in s.deviations), f"{report.steps} steps")
             reason = f"the judge could not follow the program to the end of the segment: {why}"

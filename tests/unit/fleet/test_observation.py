@@ -148,8 +148,8 @@ def test_a_few_suppressed_on_every_chip_are_many_together() -> None:
     log = log_of([*[(FULL, 3.0)] * 4, (TEST, 3.0)])
     plan = replace(PLAN, until=FIRST + 15 * DAY_MS)
     assert found(log, plan=plan) == set()
-    assert check_together([(log, None)], plan) == []
-    [finding] = check_together([(log, None)] * 50, plan)
+    assert check_together([(NAME, log, None)], plan) == []
+    [finding] = check_together([(NAME, log, None)] * 50, plan)
     assert (finding.rule, finding.severity) == (118, "violation")
     assert "all 50 chips: 200 snapshots" in finding.text
     matches: dict[int, Any] = dict.fromkeys(range(2, 6), ("0" * 64, GOOD))

@@ -472,16 +472,19 @@ def inspected(passed: bool, ueid: str = UEID) -> InspectionVerdict:
 
 def test_a_fleet_is_complete_only_with_registry_streams_and_inspection() -> None:
     there, good = [chip(UEID)], [inspected(True)]
-    assert judge_fleet("owner", there, [UEID], [], good).answer == "pass"
+    assert judge_fleet("owner", there, [UEID], [], good, [UEID]).answer == "pass"
+    assert judge_fleet("owner", there, [UEID], [], good).answer == "unknown"  # nobody else's list names it
+    assert judge_fleet("owner", [chip(UEID, status="lost")], [UEID], [], good, [UEID]).answer == "unknown"
     assert judge_fleet("owner", there, [UEID], None, good).answer == "unknown"
     assert judge_fleet("owner", there, [UEID], [], []).answer == "unknown"
     assert judge_fleet("owner", there, [UEID], [], [inspected(False)]).answer == "fail"
     assert judge_fleet("owner", there, [UEID, "02" * 17], [], good).answer == "fail"
     assert judge_fleet("owner", [*there, chip("02" * 17)], [UEID], [], good).answer == "fail"
     assert (
-        judge_fleet("owner", [*there, chip("02" * 17, status="retired")], [UEID], [], good).answer == "pass"
+        judge_fleet("owner", [*there, chip("02" * 17, status="retired")], [UEID], [], good, [UEID]).answer
+        == "pass"
     )
-    assert judge_fleet("owner", [*there, chip("02" * 17, "other")], [UEID], [], good).answer == "pass"
+    assert judge_fleet("owner", [*there, chip("02" * 17, "other")], [UEID], [], good, [UEID]).answer == "pass"
     assert judge_fleet("owner", [chip(UEID, "other")], [UEID], [], good).answer == "fail"
     stray = Disagreement("unregistered", "02" * 17, "owner", "customs saw it")
     assert judge_fleet("owner", there, [UEID], [stray], good).answer == "fail"
@@ -489,12 +492,10 @@ def test_a_fleet_is_complete_only_with_registry_streams_and_inspection() -> None
 
 def test_what_concerns_another_owner_neither_accuses_nor_clears() -> None:
     elsewhere, both = "02" * 17, [chip(UEID), chip("02" * 17, "other")]
-    assert judge_fleet("owner", both, [UEID], [], [inspected(True)]).answer == "pass"
-    assert judge_fleet("owner", both, [UEID], [], [inspected(True, elsewhere)]).answer == "unknown"
-    assert (
-        judge_fleet("owner", both, [UEID], [], [inspected(True), inspected(False, elsewhere)]).answer
-        == "pass"
-    )
+    assert judge_fleet("owner", both, [UEID], [], [inspected(True)], [UEID]).answer == "pass"
+    assert judge_fleet("owner", both, [UEID], [], [inspected(True, elsewhere)], [UEID]).answer == "unknown"
+    either = [inspected(True), inspected(False, elsewhere)]
+    assert judge_fleet("owner", both, [UEID], [], either, [UEID]).answer == "pass"
     theirs = Disagreement("missing", elsewhere, "other", "not in the list")
     assert judge_fleet("owner", both, [UEID], [theirs], [inspected(True)]).answer == "unknown"
     assert judge_fleet("other", both, [elsewhere], [theirs], [inspected(True, elsewhere)]).answer == "fail"

@@ -40,7 +40,7 @@ from tallystick.fleet.agent.memory import (
 from tallystick.fleet.attestation.assurance import Assurance, Attestation
 from tallystick.fleet.provenance.matcher import SnapshotMatch, match_snapshot
 from tallystick.fleet.provenance.memorisation import RunMemory, SegmentMemory
-from tallystick.fleet.provenance.observation import ObservationPlan
+from tallystick.fleet.provenance.observation import ObservationPlan, seconds_used
 from tallystick.fleet.provenance.transcripts import (
     COMMITMENT_TAG,
     Lineage,
@@ -431,6 +431,55 @@ def judged(report: RunReport, chip: ChipView | None = None, **more: object) -> t
 
 def test_an_honest_run_passes() -> None:
     assert judged(made()[0]) == ("pass", set())
+
+
+def test_a_pre_commitment_behind_the_runs_own_snapshot_was_made_afterwards() -> None:
+    """Everything that it commits to could be chosen then; it passed with a note."""
+    report, _, _ = made()
+    digest = report.precommit.digest()
+    taken = Snapshot(256, 23, 5800, bytes(32), bytes(32), b"")
+    log = logged([(Boot(bytes(16)), 0.0), (taken, 1.0), (LoggedPrecommit(digest), 1.0)])
+    late = ChipView(UEID.hex(), log, (), Assurance(0, ()), {2: (report.run, GOOD)}, attested=attested(log))
+    assert 102 in judged(report, late)[1]
+    first = replace(GOOD, steps_done=0)  # of the first weights nothing is said
+    assert 102 not in judged(report, replace(late, matches={2: (report.run, first)}))[1]
+
+
+def test_another_run_announced_meanwhile_takes_no_time_from_a_run() -> None:
+    report, _, _ = made()
+    digest, other = report.precommit.digest(), LoggedPrecommit(b"\2" * 32)
+    taken = Snapshot(256, 23, 5800, bytes(32), bytes(32), digest)
+    events: list[tuple[Event, float]] = [
+        (Boot(bytes(16)), 0.0),
+        (LoggedPrecommit(digest), 0.0),
+        (other, 1.0),
+        (taken, 2.0),
+        (other, 1.0),
+        (taken, 4.0),
+    ]
+    log = logged(events)
+    day = DAY_MS / 1000.0
+    assert seconds_used(log, digest, {4}) == pytest.approx((day, 4 * day))
+    assert seconds_used(log, digest, set()) == pytest.approx((day, day))
+    assert seconds_used(log, b"\3" * 32, {4}) == (0.0, 0.0)
+
+
+def test_hours_by_a_meter_bound_what_a_run_must_have_used() -> None:
+    report, _, _ = made()
+    chip = chip_view({}, precommit=report.precommit.digest())
+    limit = Plausibility(1e3, least_utilisation=0.2)
+    for hours, severities in ((None, {"unknown"}), (24.0, {"violation"}), (0.0, set())):
+        plan = replace(PLAN, use={} if hours is None else {chip.ueid: hours})
+        found = judge_run(evidence(report), {chip.ueid: chip}, limit, plan).findings
+        assert {f.severity for f in found if f.rule == 109} == severities
+
+
+def test_one_chip_in_two_ranks_has_its_time_once() -> None:
+    report, _, _ = made()
+    twice = replace(report, precommit=replace(report.precommit, ranks=(UEID.hex(), UEID.hex())))
+    chip = chip_view({}, precommit=twice.precommit.digest())
+    limit = Plausibility(1000.0 / (1.5 * 86400.0))
+    assert 109 in {f.rule for f in judge_run(evidence(twice), {chip.ueid: chip}, limit).findings}
 
 
 def test_a_chip_of_the_run_that_was_not_shown_leaves_the_run_unknown() -> None:

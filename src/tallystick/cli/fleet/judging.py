@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ from tallystick.cli.terminal import answer, say
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.fleet.agent.chip_log import LogLimits, NumberedFinding, Severity, read_log
+from tallystick.fleet.agent.chip_record import LoggedRecord
 from tallystick.fleet.attestation.assurance import (
     TOKEN_LIMIT,
     Attestation,
@@ -25,14 +27,14 @@ from tallystick.fleet.attestation.assurance import (
     parse_attestation,
 )
 from tallystick.fleet.compliance.case import CASE_LIMIT, CaseChip, CaseOwner, FleetCase, parse_case
-from tallystick.fleet.compliance.dossier import judge_fleet, reconciled_chips
+from tallystick.fleet.compliance.dossier import judge_fleet, named_by_others, reconciled_chips
 from tallystick.fleet.compliance.verdict import worst
 from tallystick.fleet.inspection.extraction import attested_chips
 from tallystick.fleet.inspection.judging import InspectionVerdict
 from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.provenance.observation import ObservationPlan
 from tallystick.fleet.provenance.owner_findings import owner_findings
-from tallystick.fleet.provenance.verification import Answer
+from tallystick.fleet.provenance.verification import Answer, OwnerVerdict
 from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.registry.reconcile import Disagreement, Stream, reconcile
@@ -44,13 +46,13 @@ from tallystick.store.keys import load_public_key
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
-    from tallystick.fleet.provenance.verification import OwnerVerdict
     from tallystick.integrations.watching import Inquiry, KnownChip
     from tallystick.signing.keys import PublicKey
 
 app = typer.Typer(help="Hold a fleet against its plan, with all evidence there is.", no_args_is_help=True)
 EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
 SEVERITIES: Mapping[Answer, Severity] = {"fail": "violation", "unknown": "unknown", "pass": "note"}
+SLACK_MS = 120_000  # by which clocks may differ
 CLAIMS = {"runs": "correct", "complete": "complete", "fleet": "fleet"}
 
 
@@ -79,32 +81,19 @@ def judge(
     as_json: AsJson = False,
 ) -> int:
     """Say which claim holds for which chips and dates, at which level: 0 all pass, 1 one fails, 3 it cannot be told."""
-    from tallystick.integrations.watching import OwnerFolder, verify_owner
-
     asked = tuple(claims or CLAIMS)
     if odd := [claim for claim in asked if claim not in CLAIMS]:
         raise InvalidInput(f"--claim {odd[0]}: must be one of {', '.join(CLAIMS)}")
     stated = parse_case(read_whole(case, limit=CASE_LIMIT, what="a case"), what=str(case))
     reading, started = _Reading.of(stated, case.parent), time.perf_counter()
 
-    def source_of(job: str) -> JobSource:
-        return choose_source(stated.plan.job, job)
-
     owners: list[OwnerReport] = []
     for owner in stated.owner:
-        folder = case.parent / owner.folder
-        if not folder.is_dir():
-            raise StoreError(f"{folder}: there is no such folder, of owner {owner.name[:80]}")
-        inquiry = reading.inquiry(owner)
-        known = {chip.ueid: reading.known(owner, chip, folder) for chip in owner.chip}
-        found = verify_owner(owner.name, OwnerFolder(folder), known, source_of, inquiry, progress=say)
-        shown = [chip.ueid for chip in found[1] if chip.log]
-        verdict = reading.with_fleet(found[0], owner, shown)
-        owners.append(OwnerReport(verdict, *found[1:], plan=inquiry.plan))
+        owners.append(reading.judge(owner))
         if findings is not None:
             findings.mkdir(parents=True, exist_ok=True)
-            name = f"{len(owners):03d}.json"
-            write_whole(findings / name, owner_findings(verdict, found[1]).encode())
+            shown = owner_findings(owners[-1].verdict, owners[-1].chips)
+            write_whole(findings / f"{len(owners):03d}.json", shown.encode())
     plan = stated.plan
     facts: dict[str, object] = {
         "beacon": plan.beacon, "since": plan.since, "until": plan.until,
@@ -137,11 +126,23 @@ class _Reading:
 
     @classmethod
     def of(cls, case: FleetCase, folder: Path) -> _Reading:
+        """Read what the reader's own case names.
+
+        Raises:
+            InvalidInput, Mismatch, StoreError: something of it is malformed, does not hold or is not there.
+        """
         plan, chips, streams = case.plan, None, list[Stream]()
         nonce = (
             None if plan.nonce is None else parse_hex(plan.nonce, n_bytes=len(plan.nonce) // 2, what="nonce")
         )
         parse_hex(plan.beacon, n_bytes=32, what="beacon")
+        for owner in case.owner:
+            if not (folder / owner.folder).is_dir():
+                raise StoreError(
+                    f"{folder / owner.folder}: there is no such folder, of owner {owner.name[:80]}"
+                )
+            for chip in owner.chip:
+                parse_hex(chip.ueid, n_bytes=len(chip.ueid) // 2, what="ueid")
         if case.registry is not None:
             with RegistryLedger(folder / case.registry.directory) as ledger:
                 ledger.load_head()
@@ -153,9 +154,41 @@ class _Reading:
         named = [text.partition("=") for text in trust]
         keys = load_trusted([f"{name}={folder / file}" if file else name for name, _, file in named])
         inspections = [read_package(folder / place, keys, "chip", []) for place in places]
-        attested, failed = seen_at_inspections(inspections, [folder / place for place in places])
+        seen = seen_at_inspections(inspections, [folder / place for place in places])
         found = reconcile(chips, streams) if chips is not None else []
-        return cls(case, folder, nonce, chips, streams, inspections, attested, failed, found)
+        made = cls(case, folder, nonce, chips, streams, latest_of(inspections), *seen, found)
+        for owner in case.owner:
+            made.inquiry(owner)
+        return made
+
+    def judge(self, owner: CaseOwner) -> OwnerReport:
+        """Return the report on one owner; what it handed over and nobody can read is unknown, and hinders no other's verdict."""
+        from tallystick.integrations.watching import OwnerFolder, verify_owner
+
+        folder, inquiry = self.folder / owner.folder, self.inquiry(owner)
+        own = owner.job or self.case.plan.job
+        job = str(self.folder / own) if own is not None and (self.folder / own).is_file() else own
+
+        def source_of(stated: str) -> JobSource:
+            return choose_source(job, stated)
+
+        try:
+            known = {chip.ueid: self.known(owner, chip, folder) for chip in self._watched(owner)}
+            verdict, views, evidence = verify_owner(
+                owner.name, OwnerFolder(folder), known, source_of, inquiry, progress=say
+            )
+        except (InvalidInput, Mismatch, StoreError) as problem:
+            text = f"what {owner.name[:80]} handed over cannot be read: {str(problem)[:300]}"
+            found = (NumberedFinding(123, "hand-over", None, text, "unknown"),)
+            nothing = OwnerVerdict(owner.name, "unknown", "unknown", "unknown", 0, (), found, ())
+            return OwnerReport(nothing, [], [], plan=inquiry.plan)
+        verdict = self.with_fleet(verdict, owner, [view.ueid for view in views if view.log])
+        return OwnerReport(verdict, views, evidence, plan=inquiry.plan)
+
+    def _watched(self, owner: CaseOwner) -> list[CaseChip]:
+        """Return the chips of an owner that it had in the time asked for."""
+        until = moment_of(self.case.plan.until, "until")
+        return [each for each in owner.chip if each.since is None or moment_of(each.since, "since") < until]
 
     def inquiry(self, owner: CaseOwner) -> Inquiry:
         """Return how an owner is verified."""
@@ -166,8 +199,10 @@ class _Reading:
             rate=None if plan.least_rate is None else _thousandths(plan.least_rate, "least_rate"),
             idle_share=plan.idle_share,
         )
-        use = {chip.ueid: chip.hours for chip in owner.chip if chip.hours is not None}
-        begins = {chip.ueid: moment_of(chip.since, "since") for chip in owner.chip if chip.since is not None}
+        watched = self._watched(owner)
+        use = {chip.ueid: chip.hours for chip in watched if chip.hours is not None}
+        begins = {chip.ueid: moment_of(chip.since, "since") for chip in watched if chip.since is not None}
+        ends = {chip.ueid: moment_of(chip.until, "until") for chip in watched if chip.until is not None}
         most = plan.flop_per_chip_second
         return Inquiry(
             bytes.fromhex(plan.beacon),
@@ -184,6 +219,7 @@ class _Reading:
                 round(time.time() * 1000),
                 limits,
                 begins,
+                ends,
             ),
         )
 
@@ -191,52 +227,90 @@ class _Reading:
         """Return what is known of one chip; what its owner handed over and does not hold speaks against it."""
         from tallystick.integrations.watching import KnownChip
 
-        parse_hex(chip.ueid, n_bytes=len(chip.ueid) // 2, what="ueid")
         key = load_public_key(self.folder / chip.key)
         found = list(self.failed.get(chip.ueid, []))
-        attested = list(self.attested.get(chip.ueid, []))
-        asked = self.nonce or b""
-        if chip.attestation is not None:
-            token = read_whole(self.folder / chip.attestation, limit=TOKEN_LIMIT, what="an attestation")
-            try:
-                attested.append(self._attested(token, key, chip.ueid))
-            except (InvalidInput, Mismatch) as problem:
-                found.append(_does_not_hold(chip.ueid, problem))
-        last = max(attested, key=lambda each: (each.head.seq, each.uptime), default=None)
+        records, log = list[LoggedRecord](), folder / "chips" / chip.ueid
+        with suppress(InvalidInput, StoreError):  # who verifies it says so
+            records, _ = read_log(ChipDirectory(log).frames() if log.is_dir() else [], key)
+        token = self._token(chip, key, found)
+        seen = self._seen(chip.ueid, self.case.plan.until)
+        heads = [each.head for each in self.attested.get(chip.ueid, [])]
+        if token is not None:
+            heads.append(token.head)
+            if _is_last(token, records):  # an inspection later than the hand-over saw a longer log
+                heads = [head for head in heads if head.seq <= token.head.seq]
+        fresh = token or next((each for each in reversed(seen) if _is_last(each, records)), None)
+        is_registered = self._other_key(chip.ueid, key.key_id) is None
         evidence = CheckedEvidence(
-            known_key=True,
-            attestation=last,
-            inspected=chip.ueid in self.attested,
-            reconciled=chip.ueid in self._reconciled(owner),
+            known_key=is_registered,
+            attestation=fresh,
+            inspected=bool(self._seen(chip.ueid, chip.since or self.case.plan.since)),
+            reconciled=is_registered and chip.ueid in self._reconciled(owner),
         )
-        log = folder / "chips" / chip.ueid
-        if log.is_dir():
-            records, _ = read_log(ChipDirectory(log).frames(), key)
-            try:
-                shown = check_handed(self._handed(chip), records, key, asked)
-                evidence = replace(evidence, quote=shown.quote, endorsed=shown.endorsed)
-            except (InvalidInput, Mismatch) as problem:
-                found.append(_does_not_hold(chip.ueid, problem))
-        return KnownChip(key, tuple(each.head for each in attested), evidence, tuple(found))
+        try:
+            shown = check_handed(self._handed(chip), records, key, self.nonce or b"")
+            evidence = replace(evidence, quote=shown.quote, endorsed=shown.endorsed)
+        except (InvalidInput, Mismatch) as problem:
+            found.append(_does_not_hold(problem))
+        return KnownChip(key, tuple(heads), evidence, tuple(found))
+
+    def _token(self, chip: CaseChip, key: PublicKey, found: list[NumberedFinding]) -> Attestation | None:
+        """Return what a chip attested for the case's nonce; None, and why in ``found``, if that does not hold."""
+        if chip.attestation is None:
+            return None
+        try:
+            data = read_whole(self.folder / chip.attestation, limit=TOKEN_LIMIT, what="an attestation")
+            return self._attested(data, key, chip.ueid)
+        except (InvalidInput, Mismatch) as problem:
+            found.append(_does_not_hold(problem))
+            return None
+
+    def _seen(self, ueid: str, since: str) -> list[Attestation]:
+        """Return what a chip attested at inspections that it passed after a date and before now."""
+        earliest, now = moment_of(since, "since"), time.time() * 1000
+        times = {each.order.chip_nonce(ueid): 1000 * each.order.issued for each in self.inspections}
+        return [
+            each
+            for each in self.attested.get(ueid, [])
+            if earliest - SLACK_MS <= times.get(each.nonce, 0) <= now + SLACK_MS
+        ]
 
     def with_fleet(self, verdict: OwnerVerdict, owner: CaseOwner, shown: Iterable[str]) -> OwnerVerdict:
         """Return a verdict that also says whether chips are missing, as far as registry, lists and inspections can tell."""
         if self.chips is None:
             return verdict
-        known, there = {chip.chip: chip for chip in self.chips}, list(shown)
+        later = {chip.ueid for chip in owner.chip}.difference(chip.ueid for chip in self._watched(owner))
+        left = {chip.ueid for chip in owner.chip if chip.until is not None}
+        there = [*(ueid for ueid in shown if ueid not in left), *later]
         disagreements = self._disagreements if self.streams else None
-        said = judge_fleet(owner.name, self.chips, there, disagreements, self.inspections)
+        named = named_by_others(owner.name, self.streams)
+        said = judge_fleet(owner.name, self.chips, there, disagreements, self.inspections, named)
         severity: Severity = SEVERITIES[said.answer]
         found = [NumberedFinding(122, "fleet", None, reason, severity) for reason in said.reasons]
         for chip in owner.chip:
-            stated = known[chip.ueid].key if chip.ueid in known else ""
             own = load_public_key(self.folder / chip.key).key_id
-            if stated and stated != own:
+            if (stated := self._other_key(chip.ueid, own)) is not None:
                 text = f"chip {chip.ueid[-8:]}: its key is {own[:16]}.., registered is {stated[:16]}.."
                 found.append(NumberedFinding(122, "key", None, text))
+        keyless = sorted(chip.chip for chip in self.chips if chip.chip in there and not chip.key)
+        if keyless:
+            text = f"no device key is registered for chip {keyless[0]}"
+            found.append(NumberedFinding(122, "key", None, text, "unknown"))
+        listed, folder = {chip.ueid for chip in owner.chip}, self.folder / owner.folder / "chips"
+        more = (
+            sorted(path.name for path in folder.iterdir() if path.name not in listed)
+            if folder.is_dir()
+            else []
+        )
+        if more:
+            text = f"{owner.name[:80]} shows chip {more[0][:80]}, which is not in the case"
+            found.append(NumberedFinding(122, "chip", None, text, "unknown"))
+        is_open = keyless or more
         is_broken = any(each.severity == "violation" for each in found)
         return replace(
-            verdict, fleet="fail" if is_broken else said.answer, findings=(*verdict.findings, *found)
+            verdict,
+            fleet="fail" if is_broken else "unknown" if is_open else said.answer,
+            findings=(*verdict.findings, *found),
         )
 
     def _attested(self, token: bytes, key: PublicKey, ueid: str) -> Attestation:
@@ -257,27 +331,54 @@ class _Reading:
             at(chip.device_root), at(chip.measurements), at(chip.endorsement), None, lists,
         )  # fmt: skip
 
+    def _other_key(self, ueid: str, own: str) -> str | None:
+        """Return the key that is registered for a chip, where it is another one than ``own``."""
+        stated = next((chip.key for chip in self.chips or () if chip.chip == ueid), "")
+        return stated if stated and stated != own else None
+
     def _reconciled(self, owner: CaseOwner) -> frozenset[str]:
         return reconciled_chips(owner.name, self.chips or (), self.streams, self._disagreements)
+
+
+def latest_of(verdicts: Sequence[InspectionVerdict]) -> list[InspectionVerdict]:
+    """Return inspections in the order of time, each chip in the last that saw it."""
+    ordered = sorted(verdicts, key=lambda verdict: verdict.order.issued)
+    last = {chip.target.chip: number for number, verdict in enumerate(ordered) for chip in verdict.chips}
+    return [
+        replace(verdict, chips=tuple(chip for chip in verdict.chips if last[chip.target.chip] == number))
+        for number, verdict in enumerate(ordered)
+    ]
 
 
 def seen_at_inspections(
     verdicts: Sequence[InspectionVerdict], places: Sequence[Path]
 ) -> tuple[dict[str, list[Attestation]], dict[str, list[NumberedFinding]]]:
-    """Return what chips attested where they passed, and by UEID why others failed their inspection."""
+    """Return what chips attested where they passed, in the order of time, and by UEID why others failed their inspection.
+
+    A failure before an inspection that was passed is no violation any more, and no pass either.
+    """
     attested: dict[str, list[Attestation]] = {}
     failed: dict[str, list[NumberedFinding]] = {}
-    for verdict, place in zip(verdicts, places, strict=True):
+    ordered = sorted(zip(verdicts, places, strict=True), key=lambda each: each[0].order.issued)
+    last = {chip.target.chip: verdict for verdict, _ in ordered for chip in verdict.chips}
+    for verdict, place in ordered:
         for ueid, stated in attested_chips(verdict, InspectionPackage(place).load_files()).items():
             attested.setdefault(ueid, []).append(stated)
         for chip in verdict.failures:
             ueid, reasons = chip.target.chip, "; ".join(chip.reasons)[:200] or chip.outcome
-            text = f"failed its inspection: {reasons}"
-            failed.setdefault(ueid, []).append(NumberedFinding(120, "inspection", None, text))
+            is_last = last[ueid] is verdict
+            text = f"failed {'its' if is_last else 'an earlier'} inspection: {reasons}"
+            severity: Severity = "violation" if is_last else "unknown"
+            failed.setdefault(ueid, []).append(NumberedFinding(120, "inspection", None, text, severity))
     return attested, failed
 
 
-def _does_not_hold(ueid: str, problem: Exception) -> NumberedFinding:
+def _is_last(attested: Attestation, records: Sequence[LoggedRecord]) -> bool:
+    """Whether a chip attested a record of the log that is shown."""
+    return any((r.record.seq, r.digest) == (attested.head.seq, attested.head.digest) for r in records)
+
+
+def _does_not_hold(problem: Exception) -> NumberedFinding:
     return NumberedFinding(121, "evidence", None, f"does not hold: {str(problem)[:200]}", "unknown")
 
 

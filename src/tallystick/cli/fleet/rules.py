@@ -32,6 +32,7 @@ from tallystick.fleet.compliance.dossier import (
     RunFacts,
     judge_fleet,
     licence_statement,
+    named_by_others,
     read_licence,
 )
 from tallystick.fleet.compliance.rules import RULES_LIMIT, Rules, parse_rules
@@ -241,7 +242,10 @@ def _fleet(
     with RegistryLedger(registry) as ledger:
         ledger.load_head()
         chips = list(ledger.each_chip())
-    return judge_fleet(owner, chips, found.chips, reconcile(chips, lists) if lists else None, inspections)
+    named = named_by_others(owner, lists)
+    return judge_fleet(
+        owner, chips, found.chips, reconcile(chips, lists) if lists else None, inspections, named
+    )
 
 
 def _runs(folder: Path) -> list[RunFacts]:

@@ -6,6 +6,7 @@ import functools
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +46,7 @@ from tallystick.cli.run.sampling import (
 )
 from tallystick.cli.run.workplace import Workplace, load_made_files
 from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
-from tallystick.errors import InvalidInput, Nondeterminism, TallyError
+from tallystick.errors import InvalidInput, Nondeterminism, StoreError, TallyError
 from tallystick.execution.determinism import Profile, check_device, parse_profile
 from tallystick.reports.audit import AuditPage, ClaimPage
 from tallystick.reports.sample import announcement_page
@@ -144,7 +145,7 @@ def audit(
         sample, detect, fraction, beacon_round, beacon, log_proof, log_policy, announce, announcement, draw
     )
     sampled.check(whole=steps is None and claim is None)
-    _check_claim(claim, (key, statement), accepted, segment)
+    _check_claim(claim, (key, statement), accepted, segment, out)
     signing = load_signing(key, statement)
     if (code := rerun_under(chosen, context.obj)) is not None:
         return code
@@ -170,6 +171,7 @@ def _check_claim(
     signing: tuple[object, ...],
     accepted: tuple[object, ...],
     segment: tuple[int, int] | None,
+    out: Path | None,
 ) -> None:
     """Return if nothing was asked for that a claim cannot give.
 
@@ -186,6 +188,8 @@ def _check_claim(
         raise InvalidInput(
             "--claim: a claim accepts nothing; leave out --max-steer, --max-moves and --max-silenced"
         )
+    if out is not None:
+        raise InvalidInput("--claim: writes a claim and no findings; leave out --out")
     if segment is not None:
         raise InvalidInput("--claim: a claim is about the whole run; leave out --steps")
 
@@ -259,6 +263,8 @@ def _audit_program(
 
             excuse_doubts(report, moved, runs.doubts)
     except KeyboardInterrupt:
+        if wanted.claim is not None:
+            say(f"{wanted.claim.path}: may hold an unfinished claim; remove it before the next attempt")
         return 130
     there = sorted(place.names.intersection(runs.made))
     if report.verdict == "cannot_reproduce" and there:
@@ -297,6 +303,7 @@ def _follow_program(
             steps=wanted.segment,
             sample=wanted.drawn,
             claim=wanted.claim,
+            broken={int(step): text for step, text in request.broken.items()},
         )
         follower.has_jitter, follower.report.profile = profile.jitter, str(profile)
         follower.report.directory = str(directory.path)
@@ -317,6 +324,13 @@ def _follow_program(
     except KeyboardInterrupt:
         say(f"interrupted after {display.steps} steps: no verdict; {directory.path} is as it was")
         raise typer.Exit(130) from None
+    except TallyError as problem:
+        at = followers[-1].open_step if followers else None
+        if at is None or str(at) in request.broken:
+            raise
+        answered.update(broken=(at, str(problem)))  # who asked has it run without that log
+        if wanted.claim is not None:
+            shutil.rmtree(wanted.claim.path, ignore_errors=True)
     return 0
 
 
@@ -437,14 +451,17 @@ class _Conclusion:
 
         own, theirs = self.out.load_transcript(), self.directory.load_transcript()
         last = own.num_steps
-        states = self.out.load_checkpoint(last), self.directory.load_checkpoint(last)
+        differing = None
+        with suppress(InvalidInput, StoreError):  # the trainer's last state may not be there
+            theirs_last = self.directory.load_checkpoint(last)
+            differing = compare_states(last - 1, self.out.load_checkpoint(last), theirs_last)[0]
         page = ClaimPage(
             run=str(self.directory.path),
             claim=str(self.out.path),
             profile=str(self.profile),
             steps=last,
             first_step=first,
-            differing_elements=compare_states(last - 1, *states)[0],
+            differing_elements=differing,
             root=own.root().hex(),
             trainer_root=theirs.root().hex(),
             seconds={"total": time.perf_counter() - self.started},

@@ -137,7 +137,7 @@ def dispute(
     signing = load_signing(key, statement)
     if program:
         refuse_with_program(
-            job=job, defence=defence, record=record, accusation=accusation, trainer_key=trainer_key,
+            level=level != "operators", job=job, defence=defence, record=record, accusation=accusation, trainer_key=trainer_key,
             auditor_key=auditor_key, trainer_signs=trainer_signs, auditor_signs=auditor_signs,
         )  # fmt: skip
         return _dispute_program(program, ours, theirs, out, signing, as_json=as_json)

@@ -9,9 +9,9 @@ import posix
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -89,12 +89,14 @@ class Request:
         elsewhere: the number of another machine whose clock, host's name, processors and order of folders the program is to see;
             0 for none.
         trial: steps after which it ends, when it has shown what of it no other machine could repeat; 0 for no trial.
+        broken: steps within which it ended before under the run's log, as texts, and why.
     """
 
     answer: str
     arguments: Sequence[str]
     elsewhere: int = 0
     trial: int = 0
+    broken: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def encode(self) -> str:
         """Return it as the text of a variable."""

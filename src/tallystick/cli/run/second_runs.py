@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tallystick.run.sample import SegmentDraw
 
 LEAST_SECONDS, TIMES = 120.0, 10  # that a program is given to run again; and of what it took first
+MOST_BROKEN = 16  # logs of a run that end a program
 MOST_LEFT_OUT = 16  # tries to find out which files a program cannot do without
 ELSEWHERE = (
     "the clock, the host, the number of processors, the order of a folder, PYTHONHASHSEED or the time zone"
@@ -52,13 +53,33 @@ def run_first(
         KeyboardInterrupt: it was interrupted, and has said so.
         TallyError: what it raised; or its process ended without an answer.
     """
-    with place_of_answer() as place:
-        request = Request(place, arguments_after(command))
-        code = run_to_its_end(arguments, {ASKED: request.encode()}, quiet=quiet, meanwhile=meanwhile)
-        answer = answer_of(request, code)
+    answer = _answer(
+        lambda asked: run_to_its_end(arguments, {ASKED: asked.encode()}, quiet=quiet, meanwhile=meanwhile),
+        Request("", arguments_after(command)),
+    )
     if "error" not in answer:
         return answer
     raise getattr(errors, answer["kind"], TallyError)(answer["error"])
+
+
+def _answer(run: Callable[[Request], int], request: Request) -> dict[str, Any]:
+    """Return what comes of a request that ``run`` has a process do, again without the log of each step that it ends within."""
+    broken = dict[str, str]()
+    while True:
+        with place_of_answer() as place:
+            asked = replace(request, answer=place, broken=broken)
+            answer = answer_of(asked, run(asked))
+        if "broken" not in answer:
+            return answer
+        step, text = answer["broken"]
+        if len(broken) == MOST_BROKEN:
+            raise JobFailed(
+                f"step {step}: the program ends within it, and within {MOST_BROKEN} others: {text}"
+            )
+        say(
+            f"step {step}: the program ended within it ({text[:100]}); it is run again without the log of that step"
+        )
+        broken[str(step)] = text
 
 
 @contextmanager
@@ -120,6 +141,7 @@ class SecondRuns:
     _seconds: float = 0.0  # for each time that it runs again
     _without: Sequence[str] = ()
     _needed: list[str] = field(default_factory=list[str])  # files without which the program gave no answer
+    _is_other_asked: bool = False  # nothing differs here
     _is_in_place: bool = False  # the copies of the folder are of no use
     _found: dict[str, list[ProgramCourse]] = field(default_factory=dict[str, "list[ProgramCourse]"])
 
@@ -164,6 +186,7 @@ class SecondRuns:
         from tallystick.roles.panel import panel_profiles
 
         self._seconds = self._seconds or max(LEAST_SECONDS, TIMES * self._taken())
+        self._is_other_asked = True
         asked = {name: (self.profile, number) for name, number in OTHER_MACHINES.items()}
         asked |= {str(p): (p, 0) for p in (*panel_profiles(), Profile(threads=1, jitter=True))}
         for name, (profile, number) in asked.items():
@@ -271,9 +294,9 @@ class SecondRuns:
         """Return what is not as stated in each segment up to ``end``: in a copy of the folder, or in itself."""
         without = f" without {', '.join(self._without)[:200]}" if self._without else ""
         where = " as on another machine" if elsewhere else ""
-        say(
-            f"what the program computes differs: it is run again under {profile}{where}{without}, before anybody is accused"
-        )
+        why = "before the auditor is accused" if self._is_other_asked else "before anybody is accused"
+        what = "nothing differs here" if self._is_other_asked else "what the program computes differs"
+        say(f"{what}: it is run again under {profile}{where}{without}, {why}")
         if self._is_in_place:
             copy = Copy(self.place.folders[0].path, self.place.command, {})
             return self._told(profile, copy, end, elsewhere)
@@ -294,13 +317,13 @@ class SecondRuns:
             "--",
             *copy.command,
         ]
-        with place_of_answer() as place:
-            request = Request(place, arguments_after(self.place.command), elsewhere)
-            variables = {**copy.variables, **(_other_surroundings(elsewhere) if elsewhere else {})}
-            code = run_aside(
-                command, profile, {**variables, ASKED: request.encode()}, copy.path, self._seconds
-            )
-            answer = answer_of(request, code)
+        variables = {**copy.variables, **(_other_surroundings(elsewhere) if elsewhere else {})}
+
+        def run(asked: Request) -> int:
+            given = {**variables, ASKED: asked.encode()}
+            return run_aside(command, profile, given, copy.path, self._seconds)
+
+        answer = _answer(run, Request("", arguments_after(self.place.command), elsewhere))
         if "error" in answer:
             raise TallyError(answer["error"])
         report = AuditReport.parse(answer["report"], None)

@@ -27,7 +27,8 @@ class CaseChip:
     Attributes:
         ueid: hexadecimal.
         key: its public key, known before the log was handed over.
-        since: when it came into use, where that is later than the case's own beginning.
+        since, until: when it came to this owner and when it left it, where that is within the case's time or after it. One
+            that came after it was not to be watched, and is no chip that is missing.
         hours: for how long it was in use in the time asked for, by a meter or an inspection.
         attestation: what it attested for the case's nonce.
         tpm, tpm_key, tpm_enrolment, enroller, pcrs: as of ``tally chip verify``: a TPM's quote and what it is judged by.
@@ -38,6 +39,7 @@ class CaseChip:
     ueid: str
     key: str
     since: str | None = None
+    until: str | None = None
     hours: float | None = None
     attestation: str | None = None
     tpm: str | None = None
@@ -55,11 +57,15 @@ class CaseChip:
 
 @dataclass(frozen=True)
 class CaseOwner:
-    """One owner: its name in the registry, the folder that it handed over (``runs/`` and ``chips/``), and its chips."""
+    """One owner: its name in the registry, the folder that it handed over (``runs/`` and ``chips/``), and its chips.
+
+    ``job`` is what its runs are of, instead of the plan's.
+    """
 
     name: str
     folder: str
     chip: tuple[CaseChip, ...]
+    job: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class CasePlan:
         beacon: 32 bytes that became public after the reports were committed, hexadecimal.
         segments, largest: of each run, to be repeated at random, and those with the largest updates.
         memory: records of each segment to look for in the model's memory.
-        job: what the runs are of, if it is no shipped job.
+        job: what the runs are of, if it is no shipped job; a file is relative to the case, if one is there.
         least_rate: snapshots per day below which no log may ever have been (rule 15).
         idle_share: of wall time, above which time without a live agent is a finding (rule 14).
         flop_per_chip_second: the most that a chip does in a second; without it no run's FLOP are held against time (109).

@@ -13,8 +13,8 @@ from tallystick.fleet.provenance.batch_opening import OpenedBatch
 from tallystick.fleet.provenance.owner_findings import OwnerFindings
 from tallystick.fleet.provenance.transcripts import RunReport
 from tallystick.fleet.provenance.verification import Answer
-from tallystick.fleet.registry.facts import DRAWN_FROM, Chip
-from tallystick.fleet.registry.reconcile import Disagreement, Stream
+from tallystick.fleet.registry.facts import DRAWN_FROM, LOST, Chip
+from tallystick.fleet.registry.reconcile import SEEN_TWICE, Disagreement, Stream
 from tallystick.run.transcript import Transcript
 from tallystick.signing.dsse import Statement, Subject, known_fields
 
@@ -98,12 +98,15 @@ def judge_fleet(
     shown_chips: Iterable[str],
     disagreements: Sequence[Disagreement] | None,
     inspections: Sequence[InspectionVerdict],
+    named: Iterable[str] = (),
 ) -> FleetAnswer:
     """Return whether chips are missing: the registry's chips of ``owner`` against those shown, streams and inspections.
 
-    ``disagreements`` is None where no independent stream was held against the registry. A pass needs all of it: every
-    registered chip shown, streams that agree, and an inspection of the owner's chips without failures. What concerns others
-    accuses nobody: another's inspected chips are left aside, another's streams that disagree leave the answer open.
+    ``disagreements`` is None where no independent stream was held against the registry, ``named`` are the chips that somebody
+    else's stream names (``named_by_others``). A pass needs all of it: every
+    registered chip shown, streams that agree, somebody else's among them that names each, and an inspection of the owner's chips
+    without failures. What others say accuses nobody: another's inspected chips are left aside, and where a list of another's
+    disagrees, or two lists have one chip, the answer is open, as either may be made up.
     """
     known, there = {chip.chip: chip for chip in registered}, set(shown_chips)
     own = {name for name, chip in known.items() if chip.owner == owner}
@@ -116,9 +119,13 @@ def judge_fleet(
             bad.append(f"chip {name} was shown and is not registered")
         elif known[name].owner != owner:
             bad.append(f"chip {name} was shown by {owner} and is registered to {known[name].owner}")
-    unclear: list[str] = []
+    unclear: list[str] = [
+        f"chip {name} was shown and is registered as {known[name].status}"
+        for name in sorted(there & own)
+        if known[name].status not in DRAWN_FROM
+    ]
     for each in disagreements or ():
-        concerns = each.party == owner or each.chip in own | there
+        concerns = each.party == owner and each.rule != SEEN_TWICE
         words = f"{each.rule}: chip {each.chip or '-'}, {each.words}"
         (bad if concerns else unclear).append(words)
     for verdict in inspections:
@@ -131,13 +138,26 @@ def judge_fleet(
         return FleetAnswer("fail", tuple(bad))
     if disagreements is None:
         unclear.append("no independent stream was held against the registry")
+    elif unnamed := sorted(there - set(named)):
+        unclear.append(f"no list of somebody else names chip {unnamed[0]}, of {len(unnamed)} that none names")
     if not any(chip.passed and chip.target.chip in own for verdict in inspections for chip in verdict.chips):
         unclear.append("no drawn chip was inspected")
     return (
         FleetAnswer("unknown", tuple(unclear))
         if unclear
-        else FleetAnswer("pass", (f"{len(there)} chips shown, all registered",))
+        else FleetAnswer("pass", (f"{len(there)} chips shown, all registered{_lost(owner, registered)}",))
     )
+
+
+def _lost(owner: str, registered: Sequence[Chip]) -> str:
+    """Return in words how many chips an owner has only its own word about."""
+    lost = sum(1 for chip in registered if chip.owner == owner and chip.status == LOST)
+    return f"; {lost} registered as lost, by their owner's word" if lost else ""
+
+
+def named_by_others(owner: str, streams: Iterable[Stream]) -> frozenset[str]:
+    """Return the chips that a list which is not the owner's own names."""
+    return frozenset(chip for stream in streams if stream.source != owner for chip in stream.chips)
 
 
 def reconciled_chips(
@@ -146,6 +166,6 @@ def reconciled_chips(
     """Return the chips of ``owner`` that somebody else's list names, and about which nobody disagrees with the registry."""
     if any(each.party == owner for each in disagreements):
         return frozenset()
-    named = {chip for stream in streams if stream.source != owner for chip in stream.chips}
-    doubted = {each.chip for each in disagreements}
-    return frozenset(c.chip for c in registered if c.owner == owner and c.chip in named - doubted)
+    certain = named_by_others(owner, streams) - {each.chip for each in disagreements}
+    own = (chip for chip in registered if chip.owner == owner and chip.key and chip.status in DRAWN_FROM)
+    return frozenset(chip.chip for chip in own if chip.chip in certain)

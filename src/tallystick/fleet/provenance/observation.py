@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from tallystick.errors import InvalidInput
 from tallystick.fleet.agent.chip_log import LogLimits, NumberedFinding, snapshots_of
-from tallystick.fleet.agent.chip_record import DAY_MS, Boot, LoggedRecord
+from tallystick.fleet.agent.chip_record import DAY_MS, Boot, LoggedPrecommit, LoggedRecord
 from tallystick.fleet.attestation.assurance import Attestation
 from tallystick.fleet.sampling.coverage import LARGEST_MEAN, at_most, deficit_p_value
 
@@ -33,7 +33,7 @@ class ObservationPlan:
         rate: snapshots, in thousandths per day in use.
         since, until: milliseconds since 1970.
         use: hours between the two in which a chip (UEID, hexadecimal) was in use, by a meter or an inspection.
-        begins: when a chip came into use, milliseconds since 1970, where that is later than ``since``.
+        begins, ends: when a chip came to this owner, and when it left it, where that is within the time; milliseconds since 1970.
         now: the reader's clock; None where it is not known. No log is later.
         limits: the reader's: with what probability an honest chip may be accused, and how far clocks may be off.
 
@@ -48,6 +48,7 @@ class ObservationPlan:
     now: int | None = None
     limits: LogLimits = field(default_factory=LogLimits)
     begins: Mapping[str, int] = field(default_factory=dict[str, int])
+    ends: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         if self.rate < 1:
@@ -56,25 +57,37 @@ class ObservationPlan:
             )
         if self.since >= self.until:
             raise InvalidInput(f"plan: from {date_of(self.since)} until {date_of(self.until)} is no time")
-        for ueid, begin in self.begins.items():
-            if begin >= self.until:
+        for ueid in {**self.begins, **self.ends}:
+            begin, end = self.time_of(ueid)
+            if begin >= end:
                 raise InvalidInput(
-                    f"plan: chip {ueid[-8:]} from {date_of(begin)} until {date_of(self.until)} is no time"
+                    f"plan: chip {ueid[-8:]} from {date_of(begin)} until {date_of(end)} is no time"
                 )
         for ueid, hours in self.use.items():
-            most = (self.until - self.begin_of(ueid)) / HOUR_MS
+            begin, end = self.time_of(ueid)
+            most = (end - begin) / HOUR_MS
             if not 0.0 <= hours <= most:
                 raise InvalidInput(
                     f"plan: chip {ueid[-8:]} in use for {hours:g} hours; there are 0 to {most:g}"
                 )
 
-    def begin_of(self, ueid: str) -> int:
-        """Return from when on a chip was to be watched."""
-        return max(self.since, self.begins.get(ueid, self.since))
+    def time_of(self, ueid: str) -> tuple[int, int]:
+        """Return from when until when a chip was to be watched."""
+        return max(self.since, self.begins.get(ueid, self.since)), min(
+            self.until, self.ends.get(ueid, self.until)
+        )
 
     def of(self, ueid: str) -> ObservationPlan:
         """Return what is asked of one chip."""
-        return replace(self, since=self.begin_of(ueid), begins={})
+        since, until = self.time_of(ueid)
+        use = {ueid: self.use[ueid]} if ueid in self.use else {}
+        return replace(self, since=since, until=until, use=use, begins={}, ends={})
+
+    def of_others(self, ueid: str, log: Sequence[LoggedRecord]) -> set[int]:
+        """Return the counters of snapshots of before the chip came to this owner, or after it left: others explain them."""
+        begin, end = self.begins.get(ueid, -math.inf), self.ends.get(ueid, math.inf)
+        walls = ((logged.record.seq, logged.record.clocks.wall) for logged, _ in snapshots_of(log))
+        return {seq for seq, wall in walls if wall is not None and not begin <= wall <= end}
 
 
 @dataclass(frozen=True)
@@ -138,11 +151,12 @@ def check_observed(
 
 
 def check_together(
-    logs: Sequence[tuple[Sequence[LoggedRecord], Attestation | None]], plan: ObservationPlan
+    logs: Sequence[tuple[str, Sequence[LoggedRecord], Attestation | None]], plan: ObservationPlan
 ) -> list[NumberedFinding]:
     """Return whether all chips of an owner together have fewer snapshots than the plan's rate calls for: a few of each add up."""
-    taken = sum(len(snapshots_within(log, plan)) for log, _ in logs)
-    active = sum(1000.0 * seconds_within(log, attested, plan) for log, attested in logs if log)
+    asked = [(log, attested, plan.of(ueid)) for ueid, log, attested in logs if log]
+    taken = sum(len(snapshots_within(log, own)) for log, _, own in asked)
+    active = sum(1000.0 * seconds_within(log, attested, own) for log, attested, own in asked)
     return [
         each
         for each in _check_silence(f"all {len(logs)} chips", taken, active, plan)
@@ -174,6 +188,30 @@ def seconds_within(log: Sequence[LoggedRecord], attested: Attestation | None, pl
     """Return for how many seconds of the time asked for a live agent watched the chip."""
     stretches = _stretches(log, attested) or []
     return sum(each.active * each.share(plan) for each in stretches) / 1000.0
+
+
+def seconds_used(
+    log: Sequence[LoggedRecord], precommit: bytes, of_run: Collection[int]
+) -> tuple[float, float]:
+    """Return for how many active seconds a run used a chip at least, and at most.
+
+    From its pre-commitment to the next one, and to the next one behind its last snapshot (``of_run`` are those of it; another
+    run may be announced while it goes on), or to the log's end.
+    """
+    start = following = end = None
+    for logged in log:
+        event, active = logged.record.event, logged.record.clocks.active
+        if start is None:
+            start = active if isinstance(event, LoggedPrecommit) and event.digest == precommit else None
+        elif logged.record.seq in of_run:
+            end = None
+        elif isinstance(event, LoggedPrecommit):
+            following, end = (active if at is None else at for at in (following, end))
+    if start is None:
+        return 0.0, 0.0
+    last = log[-1].record.clocks.active
+    least, most = (last if at is None else at for at in (following, end))
+    return (least - start) / 1000.0, (most - start) / 1000.0
 
 
 def chance_of_empty(full: int, taken: int, hours: float, seconds: float) -> float:

@@ -30,6 +30,7 @@ from tallystick.fleet.provenance.observation import (
     chance_of_empty,
     check_observed,
     check_together,
+    seconds_used,
     seconds_within,
     snapshots_within,
 )
@@ -159,6 +160,11 @@ class ChipView:
     doubtful: frozenset[int] = frozenset()
     attested: Attestation | None = None
 
+    def of_run(self, run: str) -> dict[int, int | None]:
+        """Return after how many steps of a run its snapshots are, by their counters."""
+        found = ((seq, match) for seq, match in self.matches.items() if match is not None)
+        return {seq: match.steps_done for seq, (root, match) in found if root == run}
+
 
 @dataclass(frozen=True)
 class RunEvidence:
@@ -206,7 +212,10 @@ class RunVerdict(Document, what="verdict on a run"):
 
 
 def judge_run(
-    evidence: RunEvidence, chips: Mapping[str, ChipView], plausibility: Plausibility | None = None
+    evidence: RunEvidence,
+    chips: Mapping[str, ChipView],
+    plausibility: Plausibility | None = None,
+    plan: ObservationPlan | None = None,
 ) -> RunVerdict:
     """Return the verdict on a declared run. Unknown is never a pass; a failure outweighs what is unknown."""
     report = evidence.report
@@ -219,7 +228,7 @@ def judge_run(
     if evidence.other_setting is not None:
         found.append(NumberedFinding(114, "hyper-parameters", 0, f"first state: {evidence.other_setting}"))
     found += _check_lineage(evidence)
-    found += _check_totals(evidence, chips, plausibility)
+    found += _check_totals(evidence, chips, plausibility, plan)
     worst = {finding.severity for finding in found}
     correct: Answer = "fail" if "violation" in worst else "unknown" if "unknown" in worst else "pass"
     return RunVerdict(report.run, correct, tuple(found))
@@ -279,7 +288,7 @@ def judge_owner(
             found += check_observed(chip.ueid, chip.log, chip.attested, plan)
         found += _check_matches(chip, unexplained_limit, plan)
     if plan is not None:
-        found += check_together([(chip.log, chip.attested) for chip in chips], plan)
+        found += check_together([(chip.ueid, chip.log, chip.attested) for chip in chips], plan)
     worst = {finding.severity for finding in found}
     complete: Answer = (
         "fail" if "violation" in worst else "unknown" if "unknown" in worst or not chips else "pass"
@@ -301,9 +310,9 @@ def judge_owner(
 def _check_precommit(report: RunReport, chips: Mapping[str, ChipView]) -> list[NumberedFinding]:
     wanted = report.precommit.digest()
     found: list[NumberedFinding] = []
-    for ueid in report.precommit.ranks:
+    for ueid in dict.fromkeys(report.precommit.ranks):
         chip = chips.get(ueid)
-        if chip is None:
+        if chip is None or not chip.log:
             found.append(
                 NumberedFinding(
                     102, "chip not shown", None, f"chip {ueid[-8:]} of the run was not shown", "unknown"
@@ -319,6 +328,10 @@ def _check_precommit(report: RunReport, chips: Mapping[str, ChipView]) -> list[N
             None,
         )
         first = next((s.record.seq for s, taken in snapshots_of(chip.log) if taken.run == wanted), None)
+        matched = [seq for seq, steps in chip.of_run(report.run).items() if steps]
+        if at is not None and matched and min(matched) < at.record.seq:
+            text = f"chip {ueid[-8:]} logged it in record {at.record.seq}, and holds a state of the run in record {min(matched)}"
+            found.append(NumberedFinding(102, "pre-commitment afterwards", at.record.seq, text))
         if at is None:
             found.append(
                 NumberedFinding(102, "no pre-commitment", None, f"chip {ueid[-8:]} never logged the run's")
@@ -388,7 +401,10 @@ def _check_lineage(evidence: RunEvidence) -> list[NumberedFinding]:
 
 
 def _check_totals(
-    evidence: RunEvidence, chips: Mapping[str, ChipView], plausibility: Plausibility | None
+    evidence: RunEvidence,
+    chips: Mapping[str, ChipView],
+    plausibility: Plausibility | None,
+    plan: ObservationPlan | None,
 ) -> list[NumberedFinding]:
     totals = evidence.report.totals
     found: list[NumberedFinding] = []
@@ -398,48 +414,42 @@ def _check_totals(
         found.append(NumberedFinding(108, "FLOP", None, text))
     if plausibility is None:
         return found
-    seconds = sum(
-        _seconds_used(chips[u], evidence.report) for u in evidence.report.precommit.ranks if u in chips
-    )
+    report = evidence.report
+    ranks = [chips[u] for u in set(report.precommit.ranks) if u in chips]
+    used = [seconds_used(chip.log, report.precommit.digest(), chip.of_run(report.run)) for chip in ranks]
+    seconds = sum(most for _, most in used)
     most = seconds * plausibility.flop_per_chip_second
     if totals.flop > most:
         text = f"{totals.flop:.4g} FLOP are stated, the chips can have done {most:.4g} in {seconds:.6g} s"
         found.append(NumberedFinding(109, "implausible", None, text))
-    if totals.flop < most * plausibility.least_utilisation:
+    # Of a chip whose hours nobody knows it may have stood still.
+    hours = [None if plan is None else plan.use.get(chip.ueid) for chip in ranks]
+    least = sum(
+        time if known is None else min(time, 3600.0 * known)
+        for (time, _), known in zip(used, hours, strict=True)
+    )
+    could = least * plausibility.flop_per_chip_second
+    if totals.flop < could * plausibility.least_utilisation:
         text = (
-            f"{totals.flop:.4g} FLOP in {seconds:.6g} s are {100 * totals.flop / most:.3g} % of what the chips can do; "
+            f"{totals.flop:.4g} FLOP in {least:.6g} s are {100 * totals.flop / could:.3g} % of what the chips can do; "
             f"{100 * plausibility.least_utilisation:g} % is the least that goes unasked"
         )
-        found.append(NumberedFinding(109, "time unaccounted for", None, text))
+        severity: Severity = "unknown" if None in hours else "violation"
+        found.append(NumberedFinding(109, "time unaccounted for", None, text, severity))
     return found
-
-
-def _seconds_used(chip: ChipView, report: RunReport) -> float:
-    """Active seconds between the run's pre-commitment and the next one, or the log's end."""
-    wanted = report.precommit.digest()
-    start: int | None = None
-    end: int | None = None
-    for logged in chip.log:
-        event = logged.record.event
-        if start is None and isinstance(event, LoggedPrecommit) and event.digest == wanted:
-            start = logged.record.clocks.active
-        elif start is not None and isinstance(event, LoggedPrecommit):
-            end = logged.record.clocks.active
-            break
-    if start is None:
-        return 0.0
-    return ((chip.log[-1].record.clocks.active if end is None else end) - start) / 1000.0
 
 
 def _check_matches(chip: ChipView, limit: float, plan: ObservationPlan | None) -> list[NumberedFinding]:
     found: list[NumberedFinding] = []
     name = f"chip {chip.ueid[-8:]}"
     sizes = {r.record.seq: (event.size, event.run) for r, event in snapshots_of(chip.log)}
-    unmatched = [seq for seq, matched in sorted(chip.matches.items()) if matched is None]
+    others = set[int]() if plan is None else plan.of_others(chip.ueid, chip.log)
+    matches = {seq: matched for seq, matched in sorted(chip.matches.items()) if seq not in others}
+    unmatched = [seq for seq, matched in matches.items() if matched is None]
     empty = [seq for seq in unmatched if sizes[seq][0] == 0]
     doubtful = [seq for seq in unmatched if seq in chip.doubtful and seq not in empty]
     foreign = [seq for seq in unmatched if seq not in empty and seq not in doubtful]
-    total = len(chip.matches)
+    total = len(matches)
 
     def note(rule: int, what: str, seqs: list[int], text: str, severity: Severity) -> None:
         if seqs:
@@ -454,7 +464,7 @@ def _check_matches(chip: ChipView, limit: float, plan: ObservationPlan | None) -
     outside = [seq for seq in empty if seq not in within]
     severity, more = _idleness(chip, empty, plan)
     note(112, "empty snapshot", outside, f"are of no memory at all, before or after a run; {more}", severity)
-    for seq, matched in sorted(chip.matches.items()):
+    for seq, matched in matches.items():
         if matched is not None and matched[1].unexplained_bytes > limit * matched[1].size:
             share = 100 * matched[1].unexplained_bytes / matched[1].size
             text = f"{name}: {share:.3g} % of the memory of snapshot {seq} belongs to nothing declared"

@@ -19,6 +19,7 @@ from tallystick.fleet.registry.facts import FABRICATED, LOST, RETIRED, Chip
 
 FORMAT = "tallystick/registry-stream/1"
 LARGEST_STREAM = 1 << 30
+SEEN_TWICE = "seen-twice"
 MAKER, CUSTOMS, INVENTORY, INSPECTION = "maker", "customs", "inventory", "inspection"
 _KIND = re.compile("|".join((CUSTOMS, INSPECTION, INVENTORY, MAKER)), re.ASCII)
 
@@ -140,7 +141,7 @@ def _seen_twice(streams: Sequence[Stream]) -> list[Disagreement]:
         parties = sorted({stream.party for stream in where})
         if len(parties) > 1:
             found.append(
-                Disagreement("seen-twice", name, parties[0], f"is in the lists of {' and '.join(parties)}")
+                Disagreement(SEEN_TWICE, name, parties[0], f"is in the lists of {' and '.join(parties)}")
             )
     return found
 
