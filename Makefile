@@ -39,9 +39,9 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA
 SSE4 := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 DNNL_MAX_CPU_ISA=SSE41 \
     NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR" OPENBLAS_CORETYPE=Nehalem \
     GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-FMA,-FMA4,-AVX512F
-test-anywhere: setup ## the tests as on other machines: one thread, AVX2, SSE4.2
-	$(call say,tests on one thread)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+test-anywhere: setup ## the tests as on other machines: several threads, AVX2, SSE4.2
+	$(call say,tests on several threads)
+	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 	$(call say,tests under AVX2)
 	@env $(AVX2) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 	$(call say,tests under SSE4.2)
@@ -119,4 +119,4 @@ check-docs: setup
 
 check-tests: setup
 	$(call say,tests: pytest)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -76,6 +76,7 @@ SLOW = {
         "edited_weights", "forged_entry", "lying_auditor", "other_data", "other_rate", "poisoned_label", "skipped_steps",
     )),
     *((name, "fp32") for name in (  # ten seconds each, whose limits unit tests hold
+        "forged_list", "invented_list", "replayed_moves", "second_list", "unopened_state",
         "always_silent", "bought_off_as_noise", "chosen_floors", "heard_noise", "other_form", "saddle", "turned_zeros",
         "zeroed_buffer",
     )),

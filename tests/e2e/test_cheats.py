@@ -394,6 +394,7 @@ def test_a_number_that_an_optimizer_keeps_for_a_whole_tensor_is_judged_too(
     assert (found.subject, found.step) == (name, 1)
 
 
+@pytest.mark.slow
 def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,6 +161,7 @@ def test_a_part_that_differs_accuses_nobody_and_the_whole_run_does(tally: Tally)
     assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 13)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_what_was_committed_is_evidence_in_any_part(recorded: Path, tally: Tally) -> None:
     path = RunDirectory(recorded).checkpoint_path(16)
     data = bytearray(path.read_bytes())

@@ -252,6 +252,7 @@ def test_a_variable_read_late_is_refused_unless_the_source_names_it(
     assert code == 3 and "step 2: environment variable RANK was read after" in answer["error"]
 
 
+@pytest.mark.slow
 def test_a_place_may_be_another_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

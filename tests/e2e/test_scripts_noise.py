@@ -603,6 +603,7 @@ for step in range(8):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lie", ["digest", *(pytest.param(each, marks=pytest.mark.slow) for each in ("rate", "loss"))]
 )
@@ -655,6 +656,7 @@ def keeping(file: str) -> str:
     return script.replace("tallystick.attach(", lines + "tallystick.attach(") + end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["cache.pt", pytest.param("ckpt.pt", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lies", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_file_that_a_script_made_while_it_was_recorded_accuses_nobody_and_hides_no_lie(

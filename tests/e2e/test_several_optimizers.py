@@ -315,6 +315,7 @@ def tally(*arguments: str | Path, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_attaches_several(tmp_path: Path) -> None:
     run = tmp_path / "run"
     tally("record", "--policy", "fp32", "--run", run, "--", "python", SCRIPT)
