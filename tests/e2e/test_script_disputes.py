@@ -361,6 +361,8 @@ def test_a_copy_that_is_not_what_was_committed_to_convicts_nobody(
     flipped = Deviation(3, "mismatch", "evidence", None, "another root", "its own digest", about)
     result = ruled(found("mismatch", flipped))
     assert (outcome(result), result.clears) == (("none", "cannot_reproduce", None), False)
+    beside = found("mismatch", mismatch(2), flipped)  # nor what no other arithmetic was asked about
+    assert outcome(ruled(beside)) == ("none", "cannot_reproduce", None)
     later = SegmentResult(4, 8, "mismatch", [mismatch(5)])
     both = replace(found("mismatch", flipped), segments=[*found("mismatch", flipped).segments, later])
     assert outcome(ruled(both)) == ("trainer", "fault", 5)

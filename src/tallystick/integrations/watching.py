@@ -25,10 +25,10 @@ from tallystick.fleet.agent.chip_log import (
 )
 from tallystick.fleet.agent.chip_record import TORN, LoggedRecord, Snapshot
 from tallystick.fleet.agent.memory import SnapshotOpening, verify_opening
-from tallystick.fleet.attestation.assurance import Assurance, Attestation, CheckedEvidence, derive_assurance
+from tallystick.fleet.attestation.assurance import Assurance, CheckedEvidence, derive_assurance
 from tallystick.fleet.provenance.matcher import PageReader, SnapshotMatch, State, match_snapshot
 from tallystick.fleet.provenance.memorisation import judge_memory
-from tallystick.fleet.provenance.observation import ObservationPlan
+from tallystick.fleet.provenance.observation import ObservationPlan, attested_part
 from tallystick.fleet.provenance.submission import DeclaredRun, OwnerFolder
 from tallystick.fleet.provenance.transcripts import (
     verify_report,
@@ -61,12 +61,14 @@ class KnownChip:
     """What a verifier knows of a chip from elsewhere: its key, and heads from receipts, inspections, attestations.
 
     ``findings`` are what speaks against it besides its log: an inspection that it failed, evidence that does not hold.
+    ``goes_on`` is whether its log may go on behind the record that was attested: what was written meanwhile costs no level.
     """
 
     key: PublicKey
     heads: tuple[ChipHead, ...] = ()
     evidence: CheckedEvidence = field(default_factory=CheckedEvidence)
     findings: tuple[NumberedFinding, ...] = ()
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,7 @@ def verify_owner(
 
     progress(f"{owner}: matching snapshots")
     each(lambda run, replayer: _match_claimed(run, replayer, taken))
-    if any(not item.is_done and item.event.size for item in taken):
-        each(lambda run, replayer: _match_anywhere(run, replayer, taken, inquiry.search))
+    each(lambda run, replayer: _match_anywhere(run, replayer, taken, inquiry.search))
 
     def examine(run: DeclaredRun, replayer: RunReplayer) -> None:
         progress(f"{owner}: repeating parts of {run.name}")
@@ -176,7 +177,8 @@ def verify_owner(
     doubtful = _doubtful(declared, evidence)
     views = [
         ChipView(
-            ueid, *logs[ueid], matches[ueid], frozenset(seq for u, seq in doubtful if u == ueid), chip.evidence.attestation
+            ueid, *logs[ueid], matches[ueid], frozenset(seq for u, seq in doubtful if u == ueid), chip.evidence.attestation,
+            chip.goes_on,
         )
         for ueid, chip in known.items()
     ]  # fmt: skip
@@ -266,17 +268,8 @@ def _read_chip(
         for r in records[:1]
         if r.record.ueid.hex() != ueid
     ]
-    records = _attested_part(records, chip.evidence.attestation)
-    return records, findings, derive_assurance(records, findings, chip.evidence)
-
-
-def _attested_part(records: list[LoggedRecord], attested: Attestation | None) -> list[LoggedRecord]:
-    """Return a log up to the record that its chip attested: what follows was written while it was copied."""
-    if attested is not None:
-        for at, logged in enumerate(records):
-            if (logged.record.seq, logged.digest) == (attested.head.seq, attested.head.digest):
-                return records[: at + 1]
-    return records
+    part = attested_part(records, chip.evidence.attestation) if chip.goes_on else records
+    return records, findings, derive_assurance(part, findings, chip.evidence)
 
 
 def _openings(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord]) -> list[_Taken]:
@@ -290,11 +283,12 @@ def _openings(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord]) -
             verify_opening(opening, root=event.root, layout=event.layout, what=f"snapshot {seq}")
         except (StoreError, InvalidInput, Mismatch):
             continue
-        found.append(_Taken(ueid, seq, opening, event, functools.partial(_read_at, chip.memory_path(seq))))
+        found.append(_Taken(ueid, seq, opening, event, functools.partial(read_at, chip.memory_path(seq))))
     return found
 
 
-def _read_at(path: Path, start: int, size: int) -> bytes:
+def read_at(path: Path, start: int, size: int) -> bytes:
+    """Return bytes of a file that somebody handed over; none where it is no file that can be read."""
     try:
         with open_file(path, what="memory of a snapshot") as file:
             file.seek(start)
@@ -318,8 +312,8 @@ def _match_claimed(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[_Tak
 
 
 def _match_anywhere(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[_Taken], most: int) -> None:
-    """Look for what is left among all states of a run, if it has no more than ``most``."""
-    if replayer.transcript.num_steps > most:
+    """Look for what is left, if anything is, among all states of a run, if it has no more than ``most``."""
+    if replayer.transcript.num_steps > most or all(item.is_done or not item.event.size for item in taken):
         return
     before: State | None = None
     for state in replayer.states(range(replayer.transcript.num_steps + 1)):
@@ -373,12 +367,12 @@ def _examine(
     lineage = run.report.precommit.lineage
     initial = replayer.initial_difference() if lineage.kind == "initialised" else None
     parent = held = None
-    if lineage.kind == "continued":
+    if not descends(run, declared):
+        parent = False  # it cannot have begun with what came of it
+    elif lineage.kind == "continued":
         mine = replayer.committed(0)
         for other in declared:
-            if not descends(run, declared):
-                parent = False  # it cannot have begun with what came of it
-            elif other.report.run == lineage.parent:
+            if other.report.run == lineage.parent:
                 theirs = other.directory.load_transcript()
                 root = {c.steps_done: c.state_root for c in theirs.checkpoints()}.get(lineage.steps_done or 0)
                 held = None if root is None else other.directory.load_committed(lineage.steps_done or 0, root)

@@ -118,8 +118,8 @@ class OwnerReport:
             rows.append(("runs", "none was declared"))
         rows.append(("assurance", f"L{verdict.assurance}, the least of its chips"))
         rows += [(f"chip {chip.ueid[-8:]}", self._chip_in_words(chip)) for chip in self.chips[:MOST_CHIPS]]
-        if more := len(self.chips) - MOST_CHIPS:
-            rows += [("chips", f"{more} more, in the JSON")] if more > 0 else []
+        if (more := len(self.chips) - MOST_CHIPS) > 0:
+            rows.append(("chips", f"{more} more, in the JSON"))
         for found in all_findings(verdict):
             text = Text(f"{found.name}: {found.text}", style=SEVERITIES[found.severity])
             rows.append((f"finding {found.rule}", text))
@@ -131,7 +131,7 @@ class OwnerReport:
         """Whether a chip was observed as planned; None without a plan."""
         if self.plan is None:
             return None
-        return bool(chip.log) and not check_observed(chip.ueid, chip.log, chip.attested, self.plan)
+        return bool(chip.log) and not check_observed(chip.ueid, chip.watched, chip.attested, self.plan)
 
     def _chip_in_words(self, chip: ChipView) -> str:
         """Return a chip's level, what the next one lacks, and whether it was observed in the time that was planned."""

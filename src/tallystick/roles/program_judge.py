@@ -134,13 +134,15 @@ class ProgramJudge:
 
 
 def _accusation_in(report: AuditReport) -> Deviation | None:
-    """Return what an audit accuses the trainer of first; nothing of a copy, which others may have made."""
+    """Return what an audit accuses the trainer of first.
+
+    Nothing in a segment of which a copy is damaged: others may have done that, and what bytes show no other arithmetic was asked.
+    """
     for segment in report.segments:
         accusing = [each for each in segment.deviations if each.kind in ACCUSING]
-        if segment.verdict in ACCUSING and accusing:
-            first = min(accusing, key=lambda each: each.step)
-            if not first.is_of_copy:
-                return first
+        is_damaged = any(each.is_of_copy for each in segment.deviations)
+        if segment.verdict in ACCUSING and accusing and not is_damaged:
+            return min(accusing, key=lambda each: each.step)
     return None
 
 

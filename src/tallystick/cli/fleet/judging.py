@@ -14,6 +14,7 @@ import typer
 from tallystick.cli.fleet.chip_evidence import HandedFiles, Lists, check_handed
 from tallystick.cli.fleet.inspection import read_package
 from tallystick.cli.fleet.observing import moment_of
+from tallystick.cli.fleet.rules import EXIT_CODES, Claims, asked_claims
 from tallystick.cli.options import AsJson, argument, choose_source, load_trusted, option
 from tallystick.cli.terminal import answer, say
 from tallystick.commit.encoding import parse_hex
@@ -30,7 +31,7 @@ from tallystick.fleet.compliance.case import CASE_LIMIT, CaseChip, CaseOwner, Fl
 from tallystick.fleet.compliance.dossier import judge_fleet, named_by_others, reconciled_chips
 from tallystick.fleet.compliance.verdict import worst
 from tallystick.fleet.inspection.extraction import attested_chips
-from tallystick.fleet.inspection.judging import InspectionVerdict
+from tallystick.fleet.inspection.judging import ChipVerdict, InspectionVerdict
 from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.provenance.observation import ObservationPlan
 from tallystick.fleet.provenance.owner_findings import owner_findings
@@ -50,10 +51,9 @@ if TYPE_CHECKING:
     from tallystick.signing.keys import PublicKey
 
 app = typer.Typer(help="Hold a fleet against its plan, with all evidence there is.", no_args_is_help=True)
-EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
 SEVERITIES: Mapping[Answer, Severity] = {"fail": "violation", "unknown": "unknown", "pass": "note"}
 SLACK_MS = 120_000  # by which clocks may differ
-CLAIMS = {"runs": "correct", "complete": "complete", "fleet": "fleet"}
+FIELDS = {"runs": "correct", "complete": "complete", "fleet": "fleet"}  # of a verdict, by claim
 
 
 def register(parent: typer.Typer) -> None:
@@ -69,10 +69,7 @@ def group() -> None:
 @app.command()
 def judge(
     case: Annotated[Path, argument("CASE", "Plan, registry, inspections, owners and chips, TOML.")],
-    claims: Annotated[
-        list[str] | None,
-        option("--claim", "runs|complete|fleet", "Which claims decide; by default all three."),
-    ] = None,
+    claims: Claims = None,
     html: Annotated[Path | None, option("--html", "FILE", "Write the report as one page.")] = None,
     findings: Annotated[
         Path | None,
@@ -81,9 +78,7 @@ def judge(
     as_json: AsJson = False,
 ) -> int:
     """Say which claim holds for which chips and dates, at which level: 0 all pass, 1 one fails, 3 it cannot be told."""
-    asked = tuple(claims or CLAIMS)
-    if odd := [claim for claim in asked if claim not in CLAIMS]:
-        raise InvalidInput(f"--claim {odd[0]}: must be one of {', '.join(CLAIMS)}")
+    asked = asked_claims(claims)
     stated = parse_case(read_whole(case, limit=CASE_LIMIT, what="a case"), what=str(case))
     reading, started = _Reading.of(stated, case.parent), time.perf_counter()
 
@@ -103,7 +98,7 @@ def judge(
     if html is not None:
         write_whole(html, report.page())
     answer(report, as_json=as_json)
-    return EXIT_CODES[worst(getattr(each.verdict, CLAIMS[claim]) for each in owners for claim in asked)]
+    return EXIT_CODES[worst(getattr(each.verdict, FIELDS[claim]) for each in owners for claim in asked)]
 
 
 @dataclass(frozen=True)
@@ -172,8 +167,8 @@ class _Reading:
         def source_of(stated: str) -> JobSource:
             return choose_source(job, stated)
 
+        known = {chip.ueid: self.known(owner, chip, folder) for chip in self._watched(owner)}
         try:
-            known = {chip.ueid: self.known(owner, chip, folder) for chip in self._watched(owner)}
             verdict, views, evidence = verify_owner(
                 owner.name, OwnerFolder(folder), known, source_of, inquiry, progress=say
             )
@@ -224,7 +219,11 @@ class _Reading:
         )
 
     def known(self, owner: CaseOwner, chip: CaseChip, folder: Path) -> KnownChip:
-        """Return what is known of one chip; what its owner handed over and does not hold speaks against it."""
+        """Return what is known of one chip; what its owner handed over and does not hold speaks against it.
+
+        Raises:
+            InvalidInput, StoreError: a key or a file that the case names is none, or is not there: the reader's own mistake.
+        """
         from tallystick.integrations.watching import KnownChip
 
         key = load_public_key(self.folder / chip.key)
@@ -234,12 +233,16 @@ class _Reading:
             records, _ = read_log(ChipDirectory(log).frames() if log.is_dir() else [], key)
         token = self._token(chip, key, found)
         seen = self._seen(chip.ueid, self.case.plan.until)
-        heads = [each.head for each in self.attested.get(chip.ueid, [])]
-        if token is not None:
-            heads.append(token.head)
-            if _is_last(token, records):  # an inspection later than the hand-over saw a longer log
-                heads = [head for head in heads if head.seq <= token.head.seq]
-        fresh = token or next((each for each in reversed(seen) if _is_last(each, records)), None)
+        heads = [] if token is None else [token.head]
+        for each in self.attested.get(chip.ueid, []):
+            # An inspection after the time asked for may have seen what was logged since the hand-over.
+            if each in seen and records and _is_in(token, records) and each.head.seq > records[-1].record.seq:
+                last, shown = each.head.seq, records[-1].record.seq
+                text = f"an inspection later than the time asked for saw record {last}, the last shown is {shown}: ask for more"
+                found.append(NumberedFinding(121, "evidence", shown, text, "unknown"))
+            else:
+                heads.append(each.head)
+        fresh = token or next((each for each in reversed(seen) if _is_in(each, records)), None)
         is_registered = self._other_key(chip.ueid, key.key_id) is None
         evidence = CheckedEvidence(
             known_key=is_registered,
@@ -252,7 +255,7 @@ class _Reading:
             evidence = replace(evidence, quote=shown.quote, endorsed=shown.endorsed)
         except (InvalidInput, Mismatch) as problem:
             found.append(_does_not_hold(problem))
-        return KnownChip(key, tuple(heads), evidence, tuple(found))
+        return KnownChip(key, tuple(heads), evidence, tuple(found), goes_on=True)
 
     def _token(self, chip: CaseChip, key: PublicKey, found: list[NumberedFinding]) -> Attestation | None:
         """Return what a chip attested for the case's nonce; None, and why in ``found``, if that does not hold."""
@@ -340,12 +343,21 @@ class _Reading:
         return reconciled_chips(owner.name, self.chips or (), self.streams, self._disagreements)
 
 
-def latest_of(verdicts: Sequence[InspectionVerdict]) -> list[InspectionVerdict]:
-    """Return inspections in the order of time, each chip in the last that saw it."""
+def _is_superseded(chip: ChipVerdict, later: Iterable[InspectionVerdict]) -> bool:
+    """Whether a chip passed one of the ``later`` inspections, after one that it did not pass."""
+    name = chip.target.chip
+    passed = (each for verdict in later for each in verdict.chips if each.passed)
+    return not chip.passed and any(each.target.chip == name for each in passed)
+
+
+def latest_of(verdicts: Iterable[InspectionVerdict]) -> list[InspectionVerdict]:
+    """Return inspections in the order of time, without failures of chips that passed a later one."""
     ordered = sorted(verdicts, key=lambda verdict: verdict.order.issued)
-    last = {chip.target.chip: number for number, verdict in enumerate(ordered) for chip in verdict.chips}
     return [
-        replace(verdict, chips=tuple(chip for chip in verdict.chips if last[chip.target.chip] == number))
+        replace(
+            verdict,
+            chips=tuple(chip for chip in verdict.chips if not _is_superseded(chip, ordered[number + 1 :])),
+        )
         for number, verdict in enumerate(ordered)
     ]
 
@@ -360,22 +372,24 @@ def seen_at_inspections(
     attested: dict[str, list[Attestation]] = {}
     failed: dict[str, list[NumberedFinding]] = {}
     ordered = sorted(zip(verdicts, places, strict=True), key=lambda each: each[0].order.issued)
-    last = {chip.target.chip: verdict for verdict, _ in ordered for chip in verdict.chips}
-    for verdict, place in ordered:
+    for number, (verdict, place) in enumerate(ordered):
         for ueid, stated in attested_chips(verdict, InspectionPackage(place).load_files()).items():
             attested.setdefault(ueid, []).append(stated)
+        later = [each for each, _ in ordered[number + 1 :]]
         for chip in verdict.failures:
-            ueid, reasons = chip.target.chip, "; ".join(chip.reasons)[:200] or chip.outcome
-            is_last = last[ueid] is verdict
-            text = f"failed {'its' if is_last else 'an earlier'} inspection: {reasons}"
-            severity: Severity = "violation" if is_last else "unknown"
-            failed.setdefault(ueid, []).append(NumberedFinding(120, "inspection", None, text, severity))
+            is_earlier, reasons = _is_superseded(chip, later), "; ".join(chip.reasons)[:200] or chip.outcome
+            text = f"failed {'an earlier' if is_earlier else 'its'} inspection: {reasons}"
+            severity: Severity = "unknown" if is_earlier else "violation"
+            found = NumberedFinding(120, "inspection", None, text, severity)
+            failed.setdefault(chip.target.chip, []).append(found)
     return attested, failed
 
 
-def _is_last(attested: Attestation, records: Sequence[LoggedRecord]) -> bool:
+def _is_in(attested: Attestation | None, records: Sequence[LoggedRecord]) -> bool:
     """Whether a chip attested a record of the log that is shown."""
-    return any((r.record.seq, r.digest) == (attested.head.seq, attested.head.digest) for r in records)
+    return attested is not None and any(
+        (r.record.seq, r.digest) == (attested.head.seq, attested.head.digest) for r in records
+    )
 
 
 def _does_not_hold(problem: Exception) -> NumberedFinding:

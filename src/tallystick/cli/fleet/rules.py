@@ -66,6 +66,10 @@ app = typer.Typer(help="Rules about training: check them, hold evidence against 
 EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
 CLAIMS = ("runs", "complete", "fleet")
 
+Claims = Annotated[
+    list[str] | None,
+    option("--claim", "runs|complete|fleet", "Which claims decide; by default all three."),
+]
 RulesFile = Annotated[Path, argument("RULES", "A file of rules, TOML (spec/rules.md).")]
 
 
@@ -108,16 +112,11 @@ def judge(
     ] = None,
     trust: PerhapsTrusted = None,
     logs: LogKind = "chip",
-    claims: Annotated[
-        list[str] | None,
-        option("--claim", "runs|complete|fleet", "Which claims decide; by default all three."),
-    ] = None,
+    claims: Claims = None,
     as_json: AsJson = False,
 ) -> int:
     """Hold an owner's evidence against rules: 0 if the claims asked for pass, 1 if one fails, 3 if it cannot be told."""
-    asked = tuple(claims or CLAIMS)
-    if odd := [claim for claim in asked if claim not in CLAIMS]:
-        raise InvalidInput(f"--claim {odd[0]}: must be one of {', '.join(CLAIMS)}")
+    asked = asked_claims(claims)
     if registry is None and (streams or inspections or owner):
         raise InvalidInput("--owner, --stream, --inspection: need --registry")
     if (registry is None) != (owner is None):
@@ -211,6 +210,18 @@ def records(
     said = "bound to the report" if stated else "not held against any report"
     values = {"bound": stated is not None, "batches": listed}
     return done(f"{len(listed)} opened, {said}", values, as_json=as_json, rows=rows)
+
+
+def asked_claims(given: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the claims that decide.
+
+    Raises:
+        InvalidInput: one is none.
+    """
+    asked = tuple(given or CLAIMS)
+    if odd := [claim for claim in asked if claim not in CLAIMS]:
+        raise InvalidInput(f"--claim {odd[0]}: must be one of {', '.join(CLAIMS)}")
+    return asked
 
 
 def _whole(text: str) -> int | None:

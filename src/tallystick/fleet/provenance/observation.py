@@ -124,6 +124,15 @@ def is_fresh(log: Sequence[LoggedRecord], attested: Attestation | None) -> bool:
     )  # fmt: skip
 
 
+def attested_part(log: Sequence[LoggedRecord], attested: Attestation | None) -> Sequence[LoggedRecord]:
+    """Return a log up to the record that its chip attested, if that is one of it; else all of it."""
+    if attested is not None:
+        for at, logged in enumerate(log):
+            if (logged.record.seq, logged.digest) == (attested.head.seq, attested.head.digest):
+                return log[: at + 1]
+    return log
+
+
 def check_observed(
     ueid: str, log: Sequence[LoggedRecord], attested: Attestation | None, plan: ObservationPlan
 ) -> list[NumberedFinding]:

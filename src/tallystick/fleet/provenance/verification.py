@@ -27,6 +27,7 @@ from tallystick.fleet.provenance.matcher import SnapshotMatch
 from tallystick.fleet.provenance.memorisation import RunMemory
 from tallystick.fleet.provenance.observation import (
     ObservationPlan,
+    attested_part,
     chance_of_empty,
     check_observed,
     check_together,
@@ -147,7 +148,7 @@ class ChipView:
     """What a verifier knows of one chip: its log, the findings on it, what it is worth, its snapshots' matches, what it attested.
 
     ``matches`` holds, by the snapshot's counter, the run's root and the match, or None where no declared run explains it.
-    ``doubtful`` are those that the owner claims for steps which could not be repeated here.
+    ``doubtful`` are those that the owner claims for steps which could not be repeated here. ``goes_on``: see ``KnownChip``.
     """
 
     ueid: str
@@ -159,6 +160,12 @@ class ChipView:
     )
     doubtful: frozenset[int] = frozenset()
     attested: Attestation | None = None
+    goes_on: bool = False
+
+    @property
+    def watched(self) -> Sequence[LoggedRecord]:
+        """The log up to the record that the chip attested, where it may go on behind that; all of it counts for matches."""
+        return attested_part(self.log, self.attested) if self.goes_on else self.log
 
     def of_run(self, run: str) -> dict[int, int | None]:
         """Return after how many steps of a run its snapshots are, by their counters."""
@@ -285,10 +292,10 @@ def judge_owner(
             for f in chip.findings
         ]
         if plan is not None:
-            found += check_observed(chip.ueid, chip.log, chip.attested, plan)
+            found += check_observed(chip.ueid, chip.watched, chip.attested, plan)
         found += _check_matches(chip, unexplained_limit, plan)
     if plan is not None:
-        found += check_together([(chip.ueid, chip.log, chip.attested) for chip in chips], plan)
+        found += check_together([(chip.ueid, chip.watched, chip.attested) for chip in chips], plan)
     worst = {finding.severity for finding in found}
     complete: Answer = (
         "fail" if "violation" in worst else "unknown" if "unknown" in worst or not chips else "pass"
@@ -406,7 +413,7 @@ def _check_totals(
     plausibility: Plausibility | None,
     plan: ObservationPlan | None,
 ) -> list[NumberedFinding]:
-    totals = evidence.report.totals
+    report, totals = evidence.report, evidence.report.totals
     found: list[NumberedFinding] = []
     counted = evidence.flop_counted
     if counted is not None and counted != totals.flop:
@@ -414,7 +421,6 @@ def _check_totals(
         found.append(NumberedFinding(108, "FLOP", None, text))
     if plausibility is None:
         return found
-    report = evidence.report
     ranks = [chips[u] for u in set(report.precommit.ranks) if u in chips]
     used = [seconds_used(chip.log, report.precommit.digest(), chip.of_run(report.run)) for chip in ranks]
     seconds = sum(most for _, most in used)
@@ -478,9 +484,9 @@ def _idleness(chip: ChipView, empty: Sequence[int], plan: ObservationPlan | None
     if plan is None or hours is None:
         return "unknown", "no meter and no inspection says that the chip was not in use"
     plan = plan.of(chip.ueid)
-    within = set(snapshots_within(chip.log, plan))
+    within = set(snapshots_within(chip.watched, plan))
     full = len(within.difference(empty))
-    chance = chance_of_empty(full, len(within), hours, seconds_within(chip.log, chip.attested, plan))
+    chance = chance_of_empty(full, len(within), hours, seconds_within(chip.watched, chip.attested, plan))
     text = f"{full} of {len(within)} hold any, of a chip in use for {hours:g} hours; chance {chance:.1e}"
     if chance < plan.limits.false_alarm:
         return "violation", text
