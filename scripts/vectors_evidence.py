@@ -761,6 +761,44 @@ def verdict_cases() -> dict[str, tuple[str, Case]]:
                 **unplayed, loser="none", outcome="cannot_reproduce", reason="it went its own way", step=None
             ),
         ),
+        "agreement-on-two-final-states_fail": (
+            "Nothing is said to be in dispute, and the two runs end in different states.",
+            {
+                **wrong("says agreement", **unplayed, loser="none", outcome="agreement", step=None),
+                "auditor_run": LetterRun("auditor", range(4, 9)).statement,
+            },
+        ),
+        "fault-of-nobody_fail": (
+            "Somebody is at fault, and nobody loses.",
+            wrong("no ruling says 'none' and 'fault'", loser="none"),
+        ),
+        "acceptable-and-a-loser_fail": (
+            "Honest arithmetic leads to either state, and the auditor loses.",
+            wrong(
+                "no ruling says 'auditor' and 'both_acceptable'", loser="auditor", outcome="both_acceptable"
+            ),
+        ),
+        "agreement-on-a-step_fail": (
+            "Nothing is in dispute, and a step is ruled on.",
+            wrong("no ruling says 'none' and 'agreement'", loser="none", outcome="agreement"),
+        ),
+        "both-lose-by-records_fail": (
+            "Neither side is said to have opened a state, and records are ruled on.",
+            {
+                **recorded,
+                **refused(
+                    case(**unplayed, records=[told.proof(3), said.proof(3)], loser="both"),
+                    "Mismatch",
+                    "both lose where",
+                ),
+                "run": told.statement,
+                "auditor_run": said.statement,
+            },
+        ),
+        "neither-opens-the-state": (
+            "The game leads to step 3, and neither side opens the state before it.",
+            case(loser="both", reason="nobody opens the state before step 3"),
+        ),
         "first-state": (
             "The state in which both runs begin is not the job's: nothing is played, the trainer loses at step 0.",
             case(**unplayed, reason="the first state is not the job's", step=0),

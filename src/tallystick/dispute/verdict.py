@@ -29,6 +29,12 @@ OBJECTION_FORMAT = "tallystick/log-objection/1"
 OBJECTION_LIMIT = 1 << 14
 LONGEST_TEXT = 1 << 10  # of a site's name and of a rule
 WHOLE_SITE = -1
+RULINGS = {  # on a step: who may have lost
+    "fault": ("trainer", "auditor", "both"),
+    "both_acceptable": ("none",),
+    "not_proven": ("none",),
+    "cannot_reproduce": ("none",),
+}
 MOST_CHECKPOINTS = 1 << 20  # a short proof may speak of a huge run
 Proof = Annotated[StepProof, Embedded()]
 Pair = tuple[Proof, Proof]  # the trainer's and the auditor's
@@ -112,13 +118,14 @@ def verify_verdict(
     Not shown: that the judge repeated the step rightly.
 
     Raises:
-        Mismatch: a proof leads elsewhere, the moves do not follow from what the parties published, or they do not lead to
-            the step that is ruled on.
+        Mismatch: a proof leads elsewhere, the moves do not follow from what the parties published, they do not lead to
+            the step that is ruled on, or nobody can lose so, by that outcome.
     """
     if verdict.outcome == FORFEIT:
         return _verify_forfeit(verdict, trainer, auditor, specification)
     if verdict.step is None:
-        return _verify_agreement(verdict)
+        return _verify_agreement(verdict, trainer, auditor)
+    _verify_outcome(verdict)
     for name, pair in (("ends", verdict.ends), ("records", verdict.records)):
         if pair is not None:
             _verify_pair(pair, trainer, auditor, name, specification.world_size)
@@ -209,7 +216,20 @@ def _verify_forfeit(
     return "somebody did not answer in time or contradicted itself, on the referee's word"
 
 
-def _verify_agreement(verdict: Verdict) -> str:
+def _verify_outcome(verdict: Verdict) -> None:
+    """Of a ruling on a step: its outcome has such a loser, and silence of both sides is found in a game over states only."""
+    losers = RULINGS.get(verdict.outcome, ())
+    if verdict.loser not in losers:
+        raise Mismatch(
+            f"verdict: rules on step {verdict.step}, and no ruling says {verdict.loser[:40]!a} and {verdict.outcome[:40]!a}"
+        )
+    if verdict.loser == "both" and (verdict.ends is None or verdict.records or verdict.objection):
+        raise Mismatch(
+            "verdict: both lose where neither opens the state before a disputed step, and none is disputed"
+        )
+
+
+def _verify_agreement(verdict: Verdict, trainer: RunStatement, auditor: RunStatement) -> str:
     if any((verdict.ends, verdict.records, verdict.objection, verdict.chain)):
         raise Mismatch("verdict: names no step, and holds what one would rest on")
     if verdict.moves:
@@ -219,7 +239,14 @@ def _verify_agreement(verdict: Verdict) -> str:
             f"verdict: names no step, which is none and agreement or cannot_reproduce, and says {verdict.loser[:40]!a} and "
             f"{verdict.outcome[:40]!a}"
         )
-    return "nothing is in dispute" if verdict.outcome == "agreement" else "the judge found out nothing"
+    if verdict.outcome == "cannot_reproduce":
+        return "the judge found out nothing"
+    if (own := (trainer.steps, trainer.final_state)) != (stated := (auditor.steps, auditor.final_state)):
+        raise Mismatch(
+            f"verdict: says agreement, and the trainer's state after {own[0]} steps is {own[1]}, the auditor's after "
+            f"{stated[0]} is {stated[1]}"
+        )
+    return "nothing is in dispute"
 
 
 def record_claims(record: StepRecord) -> tuple[object, ...]:

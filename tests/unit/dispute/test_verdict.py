@@ -211,10 +211,42 @@ def test_nobody_but_the_trainer_loses_by_the_first_state_and_nobody_by_an_agreem
     spec = specification()
     sides = parties(spec, 8)
     assert "first state is held not to be the job's" in ruled(spec, sides, step=0)
-    for changes in ({"loser": "auditor"}, {"outcome": "both_acceptable"}, {"step": 1}):
+    unclear = {"loser": "none", "outcome": "both_acceptable"}
+    for changes in ({"loser": "auditor"}, unclear, {"step": 1}):
         with pytest.raises(Mismatch, match="nothing shows why it rules on step"):
             ruled(spec, sides, **({"step": 0} | changes))
     assert ruled(spec, sides, step=None, loser="none", outcome="agreement") == "nothing is in dispute"
     for changes in ({"loser": "auditor"}, {"outcome": "fault"}):
         with pytest.raises(Mismatch, match="names no step, which is none and agreement"):
             ruled(spec, sides, **({"step": None, "loser": "none", "outcome": "agreement"} | changes))
+
+
+def test_a_ruling_on_a_step_has_an_outcome_by_which_its_loser_loses() -> None:
+    spec = specification(steps=2)
+    sides = parties(spec, 1)
+    played: dict[str, Any] = {"step": 1, "ends": pair(sides, 1), "moves": moves(spec, 1)}
+    outcomes = ("fault", "both_acceptable", "not_proven", "cannot_reproduce", "agreement", "other")
+    for outcome in outcomes:
+        for loser in ("trainer", "auditor", "both", "none", "judge"):
+            changes = {"outcome": outcome, "loser": loser}
+            if (loser == "none") == (outcome != "fault") and outcome in outcomes[:4] and loser != "judge":
+                assert "leads to step 1" in ruled(spec, sides, **played, **changes)
+                continue
+            with pytest.raises(
+                Mismatch, match=f"rules on step 1, and no ruling says '{loser}' and '{outcome}'"
+            ):
+                ruled(spec, sides, **played, **changes)
+    lossy = parties(spec, 1, loss="0x1.0000000000000p+0")
+    with pytest.raises(Mismatch, match="both lose where neither opens"):
+        ruled(spec, lossy, step=1, loser="both", records=pair(lossy, 1))
+
+
+def test_an_agreement_is_on_one_final_state() -> None:
+    spec = specification()
+    agreement: dict[str, Any] = {"step": None, "loser": "none", "outcome": "agreement"}
+    sides = parties(spec, 7)  # one record less
+    with pytest.raises(Mismatch, match="says agreement, and the trainer's state after 8 steps is"):
+        ruled(spec, sides, **agreement)
+    assert ruled(spec, sides, **agreement | {"outcome": "cannot_reproduce"}) == "the judge found out nothing"
+    middle = parties(spec, 8, skipped=True)
+    assert ruled(spec, middle, **agreement) == "nothing is in dispute"
