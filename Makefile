@@ -25,9 +25,10 @@ demo-monitor: setup ## eight simulated chips, two cheating owners, from snapshot
 	$(call say,demo: tally monitor demo)
 	@$(BIN)/tally monitor demo
 
-# One after the other, cheap ones first, whatever -j says.
+# The checks side by side, cheap ones first, each with its words in one piece; then the tests, which take all cores themselves.
 test: setup ## every check and all tests but the slow ones
-	@$(MAKE) -j1 check-format check-lint check-layers check-bare check-types check-vectors check-docs check-tests
+	@$(MAKE) -j$(WORKERS) --output-sync=target check-format check-lint check-layers check-bare check-types check-docs check-vectors
+	@$(MAKE) -j1 check-tests
 
 test-slow: setup ## the tests marked slow
 	$(call say,slow tests: pytest -m slow)

@@ -33,14 +33,16 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 EVERY_POLICY = {"test_foreign.py"}  # of tests/e2e, in CI
 OTHER_POLICIES = re.compile("fp64|bf16|leaf")
+LEFT = Path(__file__).with_name("slow.txt")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked gpu are skipped where torch sees no device, torch being loaded only for them; marked sandbox, see below.
 
-    Tests of whole runs under another policy, which run under fp32 too, are slow ones.
+    Tests of whole runs under another policy, which run under fp32 too, are slow ones; so are those of ``slow.txt``.
     """
+    _mark_slow(items, is_all=not config.option.file_or_dir)
     there = {item.nodeid for item in items}
     for item in items:
         if item.path.parent.name == "e2e" and item.path.name not in EVERY_POLICY:
@@ -57,6 +59,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_device:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+
+
+def _mark_slow(items: list[pytest.Item], *, is_all: bool) -> None:
+    left = {line for line in LEFT.read_text().splitlines() if line and not line.startswith("#")}
+    found = set[str]()
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if here := left & {name, name.partition("[")[0]}:
+            found |= here
+            item.add_marker(pytest.mark.slow)
+    if is_all and left - found:
+        raise pytest.UsageError(f"{LEFT}: no such test: {', '.join(sorted(left - found))}")
 
 
 @pytest.fixture

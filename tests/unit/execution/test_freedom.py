@@ -107,6 +107,27 @@ def test_a_band_two_octaves_wider_is_accepted_and_one_more_is_not(
     assert own.compare_band(WEIGHT, grid(-18))[:2] == (2.0**-4, None)  # narrow bands move nothing
 
 
+@pytest.mark.parametrize(
+    ("policy", "band", "floor", "is_accepted"),
+    [
+        (FP64, -28, -16, True),
+        (FP64, -27, -16, False),  # one element in 2^10 could be chosen from
+        (FP64, -27, -15, False),  # on a coarser quantum than the auditor's own
+        (FP32, -28, -16, False),
+    ],
+)
+def test_under_fp64_a_band_may_be_any_that_leaves_one_element_in_2048_to_choose_from(
+    policy: Policy, band: int, floor: int, *, is_accepted: bool
+) -> None:
+    """48 scales of a batch norm had sixteen times the noise on one of two machines."""
+    own = SiteGrid(24, -40, -16, False, [0])
+    noise = noise_of(2.0**-46, 4096)
+    yardstick = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: own})), is_trainers=True)
+    found = yardstick.compare_band(WEIGHT, replace(own, band=band, floor=floor))
+    assert (found[1] is None) == is_accepted
+    assert found[0] == 2.0 ** (band + 40)
+
+
 @pytest.mark.parametrize("noise", [2.0**-5, 1.0])
 def test_a_row_may_be_an_octave_wider_than_the_whole_whatever_its_noise(noise: float) -> None:
     """Without dips, whatever the auditor's own rows do: the whole matrix's scale is 2**0, and an octave is to spare."""

@@ -106,16 +106,20 @@ def _scratch() -> Generator[Path]:
 def list_folder(path: Path, besides: Sequence[Path] = ()) -> FolderListing:
     """Return what lies in a folder, shallow first, without looking into the folders ``besides``, nor into one twice."""
     names, opened, seen = set[str](), list[str](), set[str]()
-    todo, links = deque([""]), deque[str]()  # a folder is listed where it lies, before where links lead to it
+    top, left_out = str(path), frozenset(map(str, besides))
+    above = {top, *map(str, path.parents)}
+    # A folder, and where it really lies, is listed before where links lead to it.
+    todo, links = deque([("", os.path.realpath(top))]), deque[str]()
     while todo or links:
-        folder = (todo or links).popleft()
+        folder, real = (
+            todo.popleft() if todo else (link := links.popleft(), os.path.realpath(f"{top}/{link}"))
+        )
         try:
             found = sorted(os.scandir(path / folder), key=lambda entry: entry.name)
         except OSError:
             continue
-        real = os.path.realpath(path / folder)
         is_whole = folder and any(each.name == "pyvenv.cfg" for each in found)
-        if is_whole or real in seen or (path.is_relative_to(real) and folder):
+        if is_whole or real in seen or (real in above and folder):
             continue
         if len(names) + len(found) > MOST_ENTRIES:
             return FolderListing(path, frozenset(names), frozenset(opened), besides, is_whole=False)
@@ -124,8 +128,12 @@ def list_folder(path: Path, besides: Sequence[Path] = ()) -> FolderListing:
         for entry in found:
             name = f"{folder}/{entry.name}" if folder else entry.name
             names.add(name)
-            if entry.name not in AS_A_WHOLE and Path(entry.path) not in besides and _is_folder(entry):
-                (links if entry.is_symlink() else todo).append(name)
+            if entry.name in AS_A_WHOLE or entry.path in left_out or not _is_folder(entry):
+                continue
+            if entry.is_symlink():
+                links.append(name)
+            else:
+                todo.append((name, f"{real.rstrip(os.sep)}/{entry.name}"))
     return FolderListing(path, frozenset(names), frozenset(opened), besides)
 
 

@@ -50,6 +50,7 @@ from tallystick.numerics.policy import Policy, hearing_safety
 
 BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
 KERNEL_OCTAVES = 2  # more, K = 16, of fp32 gradients: kernels that add up in another order (docs/adr/0026)
+RARE = 12  # octaves between band and quantum from which on fp64 takes any band
 CONVOLVED = 3  # dimensions from which on a parameter may be a convolution's, whose kernels those are
 REACH = (
     4.0  # times its own largest deviation: a decision that lies farther from its switching point is counted
@@ -331,7 +332,9 @@ class Yardstick:
         if place[0] == Kind.DECISION and self.policy.autocast:
             # One measurement sees the flip that moves them and the next does not; those beyond the reach of noise are counted.
             return 2.0**apart, None, ""
-        if apart <= allowed:
+        # One element in 2^11 may be chosen from, on quanta as fine as the auditor's own.
+        is_rare = place[0] == Kind.GRADIENT and grid.band + RARE <= grid.floor <= own.floor
+        if apart <= allowed or (self.policy.compute == "float64" and is_rare):
             return 2.0**apart, None, ""
         limit = f"a band of 2**{own.band} of its scale, 2**{allowed} times more at most"
         return 2.0**apart, limit, f"2**{grid.band}"
