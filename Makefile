@@ -64,9 +64,9 @@ fuzz: setup ## fuzz every parser of other parties' bytes, FUZZ_SECONDS each (ten
 	@$(BIN)/python fuzz/fuzz.py --seconds $(FUZZ_SECONDS) --jobs $(WORKERS)
 
 ZOO ?= build/zoo
-zoo: setup ## tiny models of transformers, torchvision, timm and diffusers, recorded and followed under SSE4.2, into ZOO; ONLY=PATTERN for some
+zoo: setup ## tiny models of transformers, torchvision, timm and diffusers, recorded and followed under SSE4.2, under fp64 what does not match under fp32, into ZOO; ONLY=PATTERN for some
 	$(call say,zoo: bench/zoo.py)
-	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python bench/zoo.py $(ZOO) --only "$(or $(ONLY),.)"
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python bench/zoo.py $(ZOO) --then fp64 --only "$(or $(ONLY),.)"
 
 format: setup ## format the code and mend what ruff can mend
 	$(call say,format: ruff)

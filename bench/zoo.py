@@ -1,11 +1,12 @@
 """Record tiny models of the architectures of other people's packages, and follow each run under other instructions.
 
-    python bench/zoo.py OUT [--only PATTERN] [--policy fp32] [--steps 10] [--profile sse4]
+    python bench/zoo.py OUT [--only PATTERN] [--policy fp32] [--then fp64] [--steps 10] [--profile sse4]
 
 Each model is recorded by a ``Recorder`` in a loop as its user would write it, and followed by a ``Follower`` in a process of
 its own profile. The models are those of transformers, torchvision, timm and diffusers; a package that is not there is named, and
 its models are left out. ``OUT/record.jsonl`` and ``OUT/audit.jsonl`` have a line for each model; what is there already is not
-done again. Prints a table by family, then what was refused, with how often each reason was given, and whatever did not match.
+done again. What does not match is tried once more under another policy (``--then``), in ``OUT/then``, as its user is told to.
+Prints a table by family, then what was refused, with how often each reason was given, and whatever did not match.
 Exit code 0: every model was matched or refused before its first step. 1: some was not.
 """
 
@@ -26,7 +27,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-SECONDS = 180  # for one model
+SECONDS = 600  # for one model
 HERE = Path(__file__).resolve()
 MODULES = {
     "transformers": ("zoo_models", ("transformers",)),
@@ -193,11 +194,27 @@ def run_phase(phase: str, given: argparse.Namespace, environment: dict[str, str]
         begun.unlink()
 
 
+def run_both(given: argparse.Namespace, profile: dict[str, str]) -> None:
+    """Record what is asked for, and follow it."""
+    given.out.mkdir(parents=True, exist_ok=True)
+    run_phase("record", given, {})
+    run_phase("audit", given, profile)
+
+
+def outcomes(out: Path, only: str) -> list[dict[str, Any]]:
+    """Return the last line of each model."""
+    audits = {each["name"]: each for each in read(out / "audit.jsonl")}
+    lines = [audits.get(each["name"], each) for each in read(out / "record.jsonl")]
+    return [each for each in lines if re.search(only, each["name"])]
+
+
 def table(given: argparse.Namespace) -> int:
     """Print what came of all models, and return the exit code."""
-    audits = {each["name"]: each for each in read(given.out / "audit.jsonl")}
-    lines = [audits.get(each["name"], each) for each in read(given.out / "record.jsonl")]
-    lines = [each for each in lines if re.search(given.only, each["name"])]
+    lines = outcomes(given.out, given.only)
+    then = {each["name"]: each for each in outcomes(given.out / "then", given.only)}
+    for at, each in enumerate(lines):
+        if each["state"] != "match" and then.get(each["name"], {}).get("state") == "match":
+            lines[at] = {**each, "state": f"match under {given.then}"}
     states = sorted({each["state"] for each in lines} | {"match"}, key=lambda state: state != "match")
     print(f"| family | models | {' | '.join(states)} |\n|---|---|{'---|' * len(states)}")
     for family in [*dict.fromkeys(each["family"] for each in lines), "all"]:
@@ -208,7 +225,9 @@ def table(given: argparse.Namespace) -> int:
         str(each.get("why")).partition(";")[0][:160] for each in lines if each["state"] == "refused"
     )
     print("\nrefused:", *(f"{count:4} {why}" for why, count in reasons.most_common()), sep="\n")
-    others = [each for each in lines if each["state"] not in ("match", "refused")]
+    others = [
+        each for each in lines if each["state"] not in ("match", f"match under {given.then}", "refused")
+    ]
     print("\nothers:", *(f"{each['name']}: {each['state']}: {each.get('why')}" for each in others), sep="\n")
     return 1 if others else 0
 
@@ -221,6 +240,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="a regular expression over names (causal_lm/Llama)")
     parser.add_argument("--policy", default="fp32")
+    parser.add_argument("--then", help="a policy for what does not match under the first")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--profile", default="sse4", help="of the audit: native, avx2, sse4")
     parser.add_argument("--phase", choices=("record", "audit"), help=argparse.SUPPRESS)
@@ -232,8 +252,15 @@ def main() -> int:
     from tallystick.execution.determinism import parse_profile
 
     say_lacking()
-    run_phase("record", given, {})
-    run_phase("audit", given, parse_profile(given.profile).environment())
+    run_both(given, profile := parse_profile(given.profile).environment())
+    left = [line["name"] for line in outcomes(given.out, given.only) if line["state"] != "match"]
+    if given.then is not None and left:
+        again = {
+            "out": given.out / "then",
+            "policy": given.then,
+            "only": f"^({'|'.join(map(re.escape, left))})$",
+        }
+        run_both(argparse.Namespace(**{**vars(given), **again}), profile)
     return table(given)
 
 

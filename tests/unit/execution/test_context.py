@@ -885,42 +885,6 @@ def test_a_signal_beyond_doubt_is_heard_at_any_measurement_if_it_is_one_for_the_
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
-@pytest.mark.parametrize(("over", "stays"), [(-1, True), (0, True), (1, False)])
-def test_what_shows_no_noise_by_chance_is_heard_where_it_is_above_the_noise_that_there_was(
-    policy: Policy, over: int, *, stays: bool
-) -> None:
-    """A bias of one element, 2^-51 of a gradient that cancels, was heard in a step whose repetitions all gave the same number."""
-    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-46]))
-    lowest, size = policy.gradient_band[0], np.array([-46 + NOISE_BAND + over])
-    for band, is_held in (
-        (lowest, stays),
-        (lowest + 1, False),
-    ):  # the control: with noise of its own it is heard
-        found = site_grid(policy, Kind.GRADIENT, band, size)
-        assert (held_grid(policy, Kind.GRADIENT, silent, found) == silent) == is_held
-    lone = site_grid(policy, Kind.GRADIENT, lowest, size)
-    assert held_grid(policy, Kind.GRADIENT, silent, lone, has_outgrown=True) == lone
-
-
-@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
-@pytest.mark.parametrize(
-    ("chooses", "rms", "noted"), [(False, -1, False), (False, 0, True), (True, -1, True), (True, 0, True)]
-)
-def test_a_gradient_stays_silent_below_its_floor_until_grids_are_chosen(
-    policy: Policy, rms: int, *, chooses: bool, noted: bool
-) -> None:
-    start = table_of(policy, site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([0])))
-    heard = site_grid(policy, Kind.GRADIENT, -12, np.array([rms]))
-    size = 2.0**rms
-    noise = SiteNoise(2.0**-30, np.full(1, rms), size, size * 2.0**-30, 1)
-    yardstick = Yardstick(policy, Calibration({GRADIENT: noise}, GridTable({GRADIENT: heard})))
-    context = FollowingContext(
-        policy, start, Frame.of({}), GridTable(), is_first=False, yardstick=yardstick, chooses=chooses
-    )
-    assert any("silenced" in excess.stated for _, excess in context.excesses) == noted
-
-
-@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
 def test_a_loud_gradients_grid_stays_where_its_noise_has_fallen(policy: Policy) -> None:
     """Its floor follows its noise: held beside a narrow band it was a grid that no policy has, and a lie of the honest."""
     top = policy.gradient_band[1]

@@ -65,13 +65,26 @@ def declared(func: Operator, name: str) -> tuple[int, Any]:
 
 def widened(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> tuple[Arguments, dict[str, Any]]:
     """Return the arguments of a call with float32 tensors as float64, those excepted that ``func`` writes to."""
+    if not any(map(_is_narrow, args)) and not any(map(_is_narrow, kwargs.values())):
+        return args, kwargs
+    positions, names = _written(func)
+    wide = tuple(value if at in positions else _wide(value) for at, value in enumerate(args))
+    return wide, {name: value if name in names else _wide(value) for name, value in kwargs.items()}
+
+
+@cache
+def _written(func: Operator) -> tuple[frozenset[int], frozenset[str]]:
+    """Return positions and names of the arguments that ``func`` writes to."""
     declared = func._schema.arguments
-    written = {a.name for a in declared if a.alias_info is not None and a.alias_info.is_write}
-    wide = tuple(
-        value if position < len(declared) and declared[position].name in written else _wide(value)
-        for position, value in enumerate(args)
-    )
-    return wide, {name: value if name in written else _wide(value) for name, value in kwargs.items()}
+    written = [
+        at for at, each in enumerate(declared) if each.alias_info is not None and each.alias_info.is_write
+    ]
+    return frozenset(written), frozenset(declared[at].name for at in written)
+
+
+def _is_narrow(value: Any) -> bool:
+    """Whether ``value`` is or may hold a float32 tensor."""
+    return value.dtype is torch.float32 if isinstance(value, Tensor) else isinstance(value, (tuple, list))
 
 
 def _wide(value: Any) -> Any:

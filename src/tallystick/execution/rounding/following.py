@@ -130,12 +130,12 @@ class FollowingContext:
         self.freedom.weighable = yardstick.weighable
         self.freedom.count_far(yardstick.reach)
         self._headers.check_unmeasured(self.table, self.site_name)
-        for place, noise in yardstick.noise.items():
+        for place in yardstick.noise:
             grid, was_noise = self.table.sites.get(place), self._headers.was_noise(place)
             ratio, limit, stated = yardstick.compare_band(place, grid, was_noise=was_noise)
             if math.isfinite(ratio):
                 self.freedom.ratio = max(self.freedom.ratio, ratio)
-            if limit is not None and not self._headers.is_held_silent(place, grid, noise):
+            if limit is not None:
                 self.excesses.append((place, Excess(self.site_name(place), limit, stated)))
 
     def changes_hearing(self, place: Site) -> bool:

@@ -40,7 +40,7 @@ STILL = 1  # floor of a decision's grid: what lies exactly on a switching point 
 OUTGROWN = 2  # octaves above the scale at the last calibration, itself at most two too wide, from which on one is due
 RISES = (
     OUTGROWN + 1
-)  # octaves by which noise that was measured rises with the largest gradient until the next
+)  # octaves by which noise that was measured rises with the largest gradient until the next, at most
 UNSEEN = -900  # scale exponent of a site that has had no value but zero: it takes the first one's
 UNSEEN_SAFETY = 6  # octaves between the smallest band and that of a gradient whose noise is not known yet
 UNKNOWN_NOISE = 6  # octaves between the smallest band and that of an activation whose noise is not known yet
@@ -406,14 +406,12 @@ def keeps_hearing(policy: Policy, before: SiteGrid, grid: SiteGrid, clear: int =
     """Whether a gradient stays heard or silent, as its grid ``before``, though ``grid`` was measured where none are chosen.
 
     Not one that no step had before, nor one that is a signal beyond doubt, of a band of ``clear`` at most: a layer that had no
-    gradient when grids were chosen. Below the floor of noise none is, that had no noise at all by chance. And not with residues,
-    which hear noise as well.
+    gradient when grids were chosen. And not with residues, which hear noise as well.
     """
     is_known = before.scales.size > 0 and int(before.scales.max()) > UNSEEN
     if not is_known or policy.residue_bits or is_noise_only(before) == is_noise_only(grid):
         return False
-    is_below = grid.scales.max() <= int(before.scales.max()) + before.band
-    return is_noise_only(grid) or grid.band > clear or (is_below and grid.band == policy.gradient_band[0])
+    return is_noise_only(grid) or grid.band > clear
 
 
 def held_grid(

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tallystick.execution.noise.buffers import limits_of_noise, widest_of_zeros
 from tallystick.execution.noise.freedom import Excess
-from tallystick.execution.noise.measured import SiteNoise
 from tallystick.execution.noise.yardstick import BAND_OCTAVES, MOSTLY_NOISE, UNSURE, Yardstick
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import (
@@ -113,12 +112,6 @@ class HeaderChecks:
         """Whether a site was declared to be nothing but noise in the step before."""
         before = self._grid_before(place)
         return before is not None and is_noise_only(before)
-
-    def is_held_silent(self, place: Site, grid: SiteGrid | None, noise: SiteNoise) -> bool:
-        """Whether a gradient stays nothing but noise where no grids are chosen, and lies below the floor of that."""
-        if grid is None or self.chooses or not is_noise_only(grid) or not self.was_noise(place):
-            return False
-        return scale_exponent(noise.rms) <= int(grid.scales.max()) + grid.band
 
     def check_forms(self, table: GridTable, name: Callable[[Site], str]) -> None:
         """Note grids that changed, between two measurements of the noise, in more than scales and the bits of residues.
