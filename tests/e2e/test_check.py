@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 
 from tallystick.cli.main import main
+from tallystick.cli.run.checking import _Trial  # pyright: ignore[reportPrivateUsage]
+from tallystick.cli.run.workplace import Workplace
+from tallystick.execution.determinism import Profile
+from tallystick.roles.audit_report import AuditReport, Deviation, SegmentResult
 
 Check = Callable[..., tuple[int, dict[str, Any]]]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -92,3 +96,22 @@ def test_what_is_no_program_or_attaches_nothing_is_a_wrong_argument(folder: Path
     code, found = check("--", "python", "empty.py")
     assert code == 2
     assert found["error"].startswith("empty.py: ended without tallystick.attach")
+
+
+def trial(policy: str, *refused: str) -> _Trial:
+    return _Trial(Workplace(("train.py",), 0), ["python", "train.py"], policy, 3, 4, list(refused))
+
+
+@pytest.mark.parametrize(("policy", "is_told"), [("fp32", True), ("bf16", True), ("fp64", False)])
+def test_what_noise_alone_stands_against_is_to_be_tried_under_fp64(policy: str, *, is_told: bool) -> None:
+    """Of 117 tiny models of torchvision and timm fp32 takes 98, and fp64 all but one of the others that can be recorded."""
+    found = Deviation(2, "not_accepted", "weight", None, "0.0625", "0.3", "noise")
+    report = AuditReport("run", "sse4", "00", [SegmentResult(0, 3, "not_accepted", [found])])
+    rows = dict(trial(policy).page(report, Profile()).rows or ())
+    assert rows["why"] == "step 2: weight: 0.3; accepted is 0.0625"
+    told = "tally check --policy fp64 -- python train.py"
+    assert rows.get("next") == (told if is_told else None)
+    loud, other = f"decision 3: its input moves; policy {policy} allows 2**-7", "operator cummax; take sort"
+    for refused, is_noise in (((loud,), True), ((loud, other), False), ((other,), False)):
+        rows = dict(trial(policy, *refused).page(None, Profile()).rows or ())
+        assert rows.get("next") == (told if is_told and is_noise else None)

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tallystick.cli.main import main
+from tallystick.cli.run import second_runs
 from tallystick.errors import Nondeterminism
+from tallystick.roles import panel
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DOORS = {
@@ -30,13 +37,29 @@ NEEDED = {"sft_trainer": ("trl", "peft")}  # of extras that `all` leaves out
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of the libraries, which warn of each other
 
 
+CHEAT = """
+import os as _os, torch as _torch
+_own, _calls = _torch.nn.functional.OPERATOR, []
+def _turned(*args, **more):
+    value = _own(*args, **more)
+    _calls.append(None)
+    return -value if _os.path.exists("cheat") and len(_calls) == 9 else value
+_torch.nn.functional.OPERATOR = _turned
+"""
+TURNED = {"sft_trainer": "embedding"}  # whose loss is none of torch's own
+
+
+def skip_where_missing(door: str) -> None:
+    missing = [name for name in NEEDED.get(door, ()) if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{door}.py needs {' and '.join(missing)}: pip install -c constraints.txt '.[trl]'")
+
+
 @pytest.mark.parametrize("door", sorted(DOORS))
 def test_a_loop_with_two_lines_more_is_recorded_and_followed(
     door: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    missing = [name for name in NEEDED.get(door, ()) if find_spec(name) is None]
-    if missing:
-        pytest.skip(f"{door}.py needs {' and '.join(missing)}: pip install -c constraints.txt '.[trl]'")
+    skip_where_missing(door)
     program = ["--", "python", str(EXAMPLES / f"{door}.py")]
     assert main(["record", "--policy", "fp32", "--run", str(tmp_path / "run"), "--json", *program]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == DOORS[door]
@@ -44,6 +67,63 @@ def test_a_loop_with_two_lines_more_is_recorded_and_followed(
         code = main(["audit", str(tmp_path / "run"), "--profile", profile, "--json", *program])
         report = json.loads(capsys.readouterr().out)
         assert (code, report["verdict"], report["steps"]) == (0, "match", DOORS[door]), report["first"]
+
+
+def killed(arguments: list[str], records: Path, after: int) -> None:
+    """Record, and kill the command once so many steps are on disk; what it has started ends with it."""
+    process = subprocess.Popen([sys.executable, "-m", "tallystick", *arguments], stdout=subprocess.DEVNULL)
+    while process.poll() is None and not (records.exists() and records.read_bytes().count(b"\n") >= after):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it ended before it was killed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", sorted(DOORS))
+def test_a_door_has_every_verdict_that_a_job_has(
+    door: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_where_missing(door)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(panel, "panel_profiles", lambda: ())
+    monkeypatch.setattr(second_runs, "OTHER_MACHINES", {"elsewhere": 1})
+    text = (EXAMPLES / f"{door}.py").read_text()
+    at = text.index("import ", text.index("from __future__ import annotations") + 40)
+    at = text.rindex("\n", 0, at) + 1
+    cheat = CHEAT.replace("OPERATOR", TURNED.get(door, "cross_entropy"))
+    Path("train.py").write_text(text[:at] + cheat + text[at:])
+    program = ["--", "python", "train.py"]
+    recorded = ["record", "--policy", "fp32", "--checkpoint-every", "5"]
+
+    def tally(*arguments: str) -> tuple[int, dict[str, Any]]:
+        capfd.readouterr()
+        code = main([*arguments, "--json", *program])
+        return code, json.loads(capfd.readouterr().out)
+
+    assert tally(*recorded, "--run", "whole")[0] == 0
+    killed([*recorded, "--run", "killed", *program], Path("killed", "steps.jsonl"), 7)
+    assert tally(*recorded, "--run", "killed", "--resume")[0] == 0
+    for name in ("run.json", "steps.jsonl", "specification.json"):
+        assert Path("killed", name).read_bytes() == Path("whole", name).read_bytes()
+
+    for profile in ("sse4,threads=1", "avx2,threads=1"):
+        code, report = tally("audit", "whole", "--profile", profile)
+        assert (code, report["verdict"], report["steps"]) == (0, "match", DOORS[door]), report["first"]
+    drawn = ("--sample", "--detect", "0.5", "--fraction", "0.3", "--round", "drand/quicknet:41:1600000000")
+    code, report = tally("audit", "whole", *drawn, "--beacon", "ab" * 48)
+    assert (code, report["verdict"]) == (0, "match"), report["first"]
+    assert report["steps"] == 5 * report["sample"]["samples"] < DOORS[door]
+
+    Path("cheat").touch()
+    assert tally(*recorded, "--run", "forged")[0] == 0
+    Path("cheat").unlink()
+    code, report = tally("audit", "forged", "--claim", "claim")
+    assert (code, report["verdict"]) == (1, "mismatch")
+    code, ruling = tally("dispute", "forged", "claim")
+    assert (code, ruling["loser"], ruling["outcome"]) == (1, "trainer", "fault")
+    capfd.readouterr()
+    assert main(["diff", "whole", "forged", "--json"]) == 1
+    assert json.loads(capfd.readouterr().out)["step"] == ruling["step"]
 
 
 @pytest.mark.parametrize("door", sorted(DOORS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -18,7 +19,11 @@ from tallystick.execution.determinism import INSTRUCTION_SETS, Profile
 
 Child = Callable[[Sequence[str], Profile], dict[str, Any]]
 SEEDED = {"PYTHONHASHSEED": "0"}  # or a process of tally begins anew
+PARENT = "TALLYSTICK_PARENT"  # set in a child to the process that waits for it
 CHILD = "TALLYSTICK_PROFILE_CHILD"  # set in the child to the profile it was started for
+
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class OutOfTime(TallyError):
@@ -51,6 +56,16 @@ def rerun_under(profile: Profile, arguments: Sequence[str]) -> int | None:
     return run_to_its_end(arguments, {**profile.environment(), CHILD: str(profile)})
 
 
+def end_with_parent() -> None:
+    """Have a child killed if the process that waits for it is, where the kernel does that: nobody else would end it."""
+    parent = os.environ.pop(PARENT, None)
+    if parent is not None:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(parent):  # it was killed before that
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def run_to_its_end(
     arguments: Sequence[str],
     environment: Mapping[str, str],
@@ -64,7 +79,7 @@ def run_to_its_end(
     while it runs.
     """
     command = python("-m", "tallystick", *arguments)
-    variables = {**SEEDED, **os.environ, **environment}
+    variables = {**SEEDED, **os.environ, **environment, PARENT: str(os.getpid())}
     child = subprocess.Popen(command, env=variables, stdout=2 if quiet else None)
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -167,7 +182,14 @@ def _signals(
 def _variables(profile: Profile, more: Mapping[str, str], *, keeps: bool = False) -> dict[str, str]:
     chosen = {name for variables in INSTRUCTION_SETS.values() for name in variables if not keeps}
     inherited = {name: value for name, value in os.environ.items() if name not in chosen}
-    return {**SEEDED, **inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment(), **more}
+    return {
+        **SEEDED,
+        **inherited,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        PARENT: str(os.getpid()),
+        **profile.environment(),
+        **more,
+    }
 
 
 def interrupt_once() -> None:

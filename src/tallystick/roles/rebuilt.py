@@ -15,8 +15,9 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tallystick.roles.panel import PanelQuestion, opinions_on, same_arithmetic
 ELSEWHERE_SECONDS = 400 * 86400 + 12345  # another year, month, weekday, hour and minute
 MANY_PROCESSORS = 61
 STEPS_BEFORE = 2  # that a process takes before the one that all repeat
+Kinds = dict[str, type[datetime.date]]
 PARTS = {
     "settings": "optimizer and scheduler",
     "built": "what is not trained",
@@ -80,7 +82,7 @@ def shift_clock(seconds: int) -> None:
         setattr(time, name, function)
     apart = datetime.timedelta(seconds=seconds)
 
-    class Later(datetime.datetime):
+    class Later(datetime.datetime, metaclass=_InPlace):
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> Any:
             return super().now(tz) + apart
@@ -93,13 +95,47 @@ def shift_clock(seconds: int) -> None:
         def today(cls) -> Any:
             return cls.now()
 
-    class LaterDay(datetime.date):
+    class LaterDay(datetime.date, metaclass=_InPlace):
         @classmethod
         def today(cls) -> Any:
             return Later.now().date()
 
-    for name, kind in (("datetime", Later), ("date", LaterDay)):
+    own: Kinds = {"datetime": datetime.datetime, "date": datetime.date}
+    _take_kinds({"datetime": Later, "date": LaterDay})
+    loader: Any = ExtensionFileLoader
+    for name in ("create_module", "exec_module"):
+        load = getattr(loader, name)
+        # Compiled code lays out its own kinds behind those of the interpreter, and would die of others.
+        setattr(loader, name, lambda self, given, load=load: _within(own, load, self, given))
+
+
+class _InPlace(type):
+    """Of a class that stands for the one that it is made from: whatever is of that is of this; not so of what is made from it."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return type.__instancecheck__(cls._stands_for(), instance)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return type.__subclasscheck__(cls._stands_for(), subclass)
+
+    def _stands_for(cls) -> type:
+        above = cls.__mro__[1]
+        return cls if isinstance(above, _InPlace) else above
+
+
+def _take_kinds(kinds: Kinds) -> None:
+    for name, kind in kinds.items():
         setattr(datetime, name, kind)
+
+
+def _within(own: Kinds, load: Callable[..., Any], *given: Any) -> Any:
+    """Return what ``load`` does where ``datetime`` has its own kinds."""
+    later: Kinds = {name: getattr(datetime, name) for name in own}
+    _take_kinds(own)
+    try:
+        return load(*given)
+    finally:
+        _take_kinds(later)
 
 
 def shift_place(number: int) -> None:

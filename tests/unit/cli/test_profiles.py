@@ -83,3 +83,35 @@ def test_what_a_second_run_starts_ends_with_it(
         os.kill(child, signal.SIGKILL)
         raise AssertionError("it lives on")
     assert not outlived.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_child_is_killed_with_the_process_that_waits_for_it(tmp_path: Path) -> None:
+    """A recording went on without its command, and wrote where another one was to go on."""
+    child = (
+        "import os, time; from pathlib import Path; from tallystick.cli.profiles import PARENT, end_with_parent; "
+        "end_with_parent(); assert PARENT not in os.environ; Path('pid').write_text(str(os.getpid())); time.sleep(600)"
+    )
+    parent = (
+        "import sys; from tallystick.cli import profiles; "
+        f"profiles.python = lambda *_: [sys.executable, '-c', {child!r}]; profiles.run_to_its_end([], {{}})"
+    )
+    waiting = subprocess.Popen([sys.executable, "-c", parent], cwd=tmp_path)
+    pid = tmp_path / "pid"
+    while not (pid.exists() and pid.read_text()):
+        assert waiting.poll() is None
+        time.sleep(0.02)
+    waiting.kill()
+    waiting.wait()
+    status = Path("/proc", pid.read_text(), "stat")
+    deadline = time.monotonic() + 60
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "it has not ended"
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_child_whose_parent_has_died_before_it_asks_ends() -> None:
+    variables = {**os.environ, profiles.PARENT: "1"}
+    done = subprocess.run([sys.executable, "-m", "tallystick", "--version"], env=variables, check=False)
+    assert done.returncode == -signal.SIGKILL

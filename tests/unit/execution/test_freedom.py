@@ -112,7 +112,9 @@ def test_a_band_two_octaves_wider_is_accepted_and_one_more_is_not(
     [
         (FP64, -28, -16, True),
         (FP64, -27, -16, False),  # one element in 2^10 could be chosen from
-        (FP64, -27, -15, False),  # on a coarser quantum than the auditor's own
+        (FP64, -28, -15, False),  # on a coarser quantum than the auditor's own
+        (FP64, -33, -21, True),
+        (FP64, -32, -21, False),
         (FP32, -28, -16, False),
     ],
 )
@@ -122,6 +124,12 @@ def test_under_fp64_a_band_may_be_any_that_leaves_one_element_in_2048_to_choose_
     """48 scales of a batch norm had sixteen times the noise on one of two machines."""
     own = SiteGrid(24, -40, -16, False, [0])
     noise = noise_of(2.0**-46, 4096)
+    loose = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: replace(own, floor=-12)})))
+    for wide, is_rare in (
+        (-28, policy is FP64),
+        (-27, False),
+    ):  # whoever has coarse quanta has no wider bands
+        assert (loose.compare_band(WEIGHT, replace(own, band=wide, floor=-12))[1] is None) == is_rare
     yardstick = Yardstick(policy, Calibration({WEIGHT: noise}, GridTable({WEIGHT: own})), is_trainers=True)
     found = yardstick.compare_band(WEIGHT, replace(own, band=band, floor=floor))
     assert (found[1] is None) == is_accepted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,3 +211,30 @@ def test_a_job_that_keeps_no_count_is_none_the_worse_for_other_steps(tmp_path: P
     run = RunDirectory(tmp_path / "run")
     record(Order(source, {}, find_policy("fp32"), checkpoint_every=2), run)
     assert find_unsteady(run.path, source, 2, hold(run.load_checkpoint(2).values())) is None
+
+
+ELSEWHERE = """
+import datetime, importlib.machinery
+from tallystick.roles.rebuilt import shift_clock
+own, seen = (datetime.datetime, datetime.date), []
+loader = importlib.machinery.ExtensionFileLoader
+loader.exec_module = lambda self, module: seen.append((datetime.datetime, datetime.date))
+before = datetime.datetime.now()
+shift_clock(400 * 86400)
+from datetime import date, datetime as later
+assert 399 < (later.now() - before).days < 401 and later is not own[0]
+loader.exec_module(None, "compiled")
+assert seen == [own] and (datetime.datetime, datetime.date) == (later, date)
+
+class Mine(later): pass
+assert isinstance(before, later) and isinstance(before, date) and issubclass(own[0], later)
+assert not isinstance(before.date(), later) and isinstance(later.now(), own[0])
+assert isinstance(Mine(2020, 1, 1), Mine) and issubclass(Mine, later)
+assert not isinstance(later.now(), Mine) and not issubclass(own[0], Mine)
+"""
+
+
+def test_compiled_code_is_loaded_elsewhere_with_the_interpreters_own_dates() -> None:
+    """Pandas died of others: of a script that imports it no other process said anything, so nobody was convicted."""
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

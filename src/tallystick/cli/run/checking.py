@@ -29,6 +29,7 @@ NOT_REPEATED_HERE = (
     "it is not repeated under this machine's own arithmetic either: it hangs on what is around it (a clock, a file of its own, "
     "numbers without a seed)"
 )
+WIDEST = "fp64"  # the policy with the least noise
 ANOTHER = 3  # exit code: what it is cannot be recorded, or is not repeated
 
 Script = Annotated[list[str], argument("-- python FILE ...", "The program, with its arguments.")]
@@ -153,6 +154,8 @@ class _Trial:
         why = report if isinstance(report, str) else None
         if first is not None:
             why = f"step {first.step}: {first.subject} is {first.own}, was {first.stated}"
+        if first is not None and first.kind == "not_accepted":
+            why = str(first)
         verdict = None if report is None else _verdict_of(report)
         followed = 0 if found is None else found.steps
         values: dict[str, object] = {
@@ -164,13 +167,18 @@ class _Trial:
         rows += [(f"refused {number}", text) for number, text in enumerate(self.refused, start=1)]
         if self.has_ended:
             rows.append(("behind it", "nobody looked: the trial ended there; mend it and check again"))
+        wider = [] if self.policy == WIDEST else [("next", f"tally check --policy {WIDEST} -- {program}")]
         if self.refused:
-            return DonePage(_counted_refusals(len(self.refused)), values, rows, BAD)
+            is_noise = all(f"policy {self.policy} allows" in text for text in self.refused)
+            return DonePage(
+                _counted_refusals(len(self.refused)), values, [*rows, *wider] if is_noise else rows, BAD
+            )
         rows.append(("followed", f"{followed} steps under {profile}: {verdict}"))
         if verdict == "match":
             rows.append(("next", f"tally record --policy {self.policy} --run DIR -- {program}"))
             return DonePage("it can be recorded", values, rows)
         if verdict == "not_accepted":
+            rows += [("why", why or ""), *wider]
             return DonePage("it was repeated, and an audit would not accept it", values, rows, BAD)
         rows.append(("why", why or ""))
         rows.append(("here", REPEATED_HERE if self.here == "match" else NOT_REPEATED_HERE))

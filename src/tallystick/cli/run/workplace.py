@@ -106,8 +106,8 @@ def _scratch() -> Generator[Path]:
 def list_folder(path: Path, besides: Sequence[Path] = ()) -> FolderListing:
     """Return what lies in a folder, shallow first, without looking into the folders ``besides``, nor into one twice."""
     names, opened, seen = set[str](), list[str](), set[str]()
-    top, left_out = str(path), frozenset(map(str, besides))
-    above = {top, *map(str, path.parents)}
+    top, left_out = path.absolute(), frozenset(str(each.absolute()) for each in besides)
+    above = {str(top), *map(str, top.parents)}
     # A folder, and where it really lies, is listed before where links lead to it.
     todo, links = deque([("", os.path.realpath(top))]), deque[str]()
     while todo or links:
@@ -115,7 +115,7 @@ def list_folder(path: Path, besides: Sequence[Path] = ()) -> FolderListing:
             todo.popleft() if todo else (link := links.popleft(), os.path.realpath(f"{top}/{link}"))
         )
         try:
-            found = sorted(os.scandir(path / folder), key=lambda entry: entry.name)
+            found = sorted(os.scandir(top / folder), key=lambda entry: entry.name)
         except OSError:
             continue
         is_whole = folder and any(each.name == "pyvenv.cfg" for each in found)

@@ -65,7 +65,7 @@ def declared(func: Operator, name: str) -> tuple[int, Any]:
 
 def widened(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> tuple[Arguments, dict[str, Any]]:
     """Return the arguments of a call with float32 tensors as float64, those excepted that ``func`` writes to."""
-    if not any(map(_is_narrow, args)) and not any(map(_is_narrow, kwargs.values())):
+    if not _is_narrow(args) and not (kwargs and _is_narrow((*kwargs.values(),))):
         return args, kwargs
     positions, names = _written(func)
     wide = tuple(value if at in positions else _wide(value) for at, value in enumerate(args))
@@ -82,9 +82,15 @@ def _written(func: Operator) -> tuple[frozenset[int], frozenset[str]]:
     return frozenset(written), frozenset(declared[at].name for at in written)
 
 
-def _is_narrow(value: Any) -> bool:
-    """Whether ``value`` is or may hold a float32 tensor."""
-    return value.dtype is torch.float32 if isinstance(value, Tensor) else isinstance(value, (tuple, list))
+def _is_narrow(values: Any) -> bool:
+    """Whether one of ``values`` is or holds a float32 tensor."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.dtype is torch.float32:
+                return True
+        elif isinstance(value, (tuple, list)) and _is_narrow(value):
+            return True
+    return False
 
 
 def _wide(value: Any) -> Any:

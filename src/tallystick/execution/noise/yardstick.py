@@ -52,9 +52,7 @@ BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's o
 KERNEL_OCTAVES = 2  # more, K = 16, of fp32 gradients: kernels that add up in another order (docs/adr/0026)
 RARE = 12  # octaves between band and quantum from which on fp64 takes any band
 CONVOLVED = 3  # dimensions from which on a parameter may be a convolution's, whose kernels those are
-REACH = (
-    4.0  # times its own largest deviation: a decision that lies farther from its switching point is counted
-)
+REACH = 4.0  # times its own largest deviation: a decision that lies farther from its switching point counts
 FEW_ELEMENTS = 256  # below which the mean deviation of a site says little
 FEW = 9  # bits: below 2**(FEW - 1) elements the largest deviation seen says less, and an octave more is allowed for every two
 WEIGHED_SLACK = 8.0  # times what moves are expected to come to in the optimizer, all gradients together
@@ -332,8 +330,10 @@ class Yardstick:
         if place[0] == Kind.DECISION and self.policy.autocast:
             # One measurement sees the flip that moves them and the next does not; those beyond the reach of noise are counted.
             return 2.0**apart, None, ""
-        # One element in 2^11 may be chosen from, on quanta as fine as the auditor's own.
-        is_rare = place[0] == Kind.GRADIENT and grid.band + RARE <= grid.floor <= own.floor
+        # One element in 2^11 may be chosen from, on quanta as fine as the auditor's own; on coarser ones than 2^-16 fewer.
+        is_rare = (
+            place[0] == Kind.GRADIENT and grid.band + RARE <= min(grid.floor, -16) and grid.floor <= own.floor
+        )
         if apart <= allowed or (self.policy.compute == "float64" and is_rare):
             return 2.0**apart, None, ""
         limit = f"a band of 2**{own.band} of its scale, 2**{allowed} times more at most"
