@@ -47,7 +47,7 @@ def lacking(package: str) -> list[str]:
 def load_torchvision() -> None:
     """Load it also where its operators do not load, as those of its wheels for CUDA without CUDA: it is content with their names.
 
-    Then there are no detectors: see ``zoo_vision``.
+    Then there are no detectors by regions: see ``zoo_vision``.
     """
     import torch
 
@@ -62,7 +62,7 @@ def load_torchvision() -> None:
         importlib.import_module("torchvision")
         KEPT.append(names)
         print(
-            "zoo: no detectors of torchvision: its operators do not load here; its wheels for processors alone have them"
+            "zoo: no detectors by regions: torchvision's operators do not load here; its wheels for processors alone have them"
         )
 
 
