@@ -4,6 +4,7 @@ record                         a job trained into a run directory (needs torch)
 audit                          a recorded job repeated and compared (needs torch)
 verify                         a run, a bundle of evidence or a proof checked without repeating it
 attach                         a training script with two lines more, recorded or followed by ``tally`` (needs torch)
+validate                       what of a model and its optimizer a recording would refuse, all at once (needs torch)
 Recorder, Follower, open_run   a training loop of one's own, recorded or followed (needs torch)
 observe                        a training process registered with its machine's chip agent (needs torch)
 """
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tallystick.roles.audit_report import AuditReport
     from tallystick.roles.follower import Follower, open_run
     from tallystick.roles.recorder import Recorder
+    from tallystick.roles.validation import validate
     from tallystick.run.documents import RunStatement
 
 # Loaded when first asked for: the bare package has no torch.
@@ -40,6 +42,7 @@ _HOMES = {
     "observe": "tallystick.integrations.observed",
     "open_run": "tallystick.roles.follower",
     "record": "tallystick.api",
+    "validate": "tallystick.roles.validation",
     "verify": "tallystick.api",
 }
 __all__ = [
@@ -55,6 +58,7 @@ __all__ = [
     "observe",
     "open_run",
     "record",
+    "validate",
     "verify",
 ]
 
