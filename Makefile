@@ -26,8 +26,9 @@ demo-monitor: setup ## eight simulated chips, two cheating owners, from snapshot
 	@$(BIN)/tally monitor demo
 
 # The checks side by side, cheap ones first, each with its words in one piece; then the tests, which take all cores themselves.
+IN_PIECES := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 test: setup ## every check and all tests but the slow ones
-	@$(MAKE) -j$(WORKERS) --output-sync=target check-format check-lint check-layers check-bare check-types check-docs check-vectors
+	@$(MAKE) -j$(WORKERS) $(IN_PIECES) check-format check-lint check-layers check-bare check-types check-docs check-vectors
 	@$(MAKE) -j1 check-tests
 
 test-slow: setup ## the tests marked slow
