@@ -104,7 +104,7 @@ def trial(policy: str, *refused: str) -> _Trial:
 
 @pytest.mark.parametrize(("policy", "is_told"), [("fp32", True), ("bf16", True), ("fp64", False)])
 def test_what_noise_alone_stands_against_is_to_be_tried_under_fp64(policy: str, *, is_told: bool) -> None:
-    """Of 117 tiny models of torchvision and timm fp32 takes 98, and fp64 all but one of the others that can be recorded."""
+    """Of 154 tiny models of torchvision, timm and diffusers fp32 takes 132, and fp64 19 of the 22 others."""
     found = Deviation(2, "not_accepted", "weight", None, "0.0625", "0.3", "noise")
     report = AuditReport("run", "sse4", "00", [SegmentResult(0, 3, "not_accepted", [found])])
     rows = dict(trial(policy).page(report, Profile()).rows or ())
