@@ -818,10 +818,12 @@ def test_runs_that_agree_answer_no_accusation_of_their_log() -> None:
         "outcome": "agreement",
     }
 
-    def told(result: str) -> Result:
-        return check(disputed("none", write=lambda v: replace(v, **agreed), result=result))
+    def told(result: str, until: int = 12) -> Result:
+        return check(disputed("none", until=until, write=lambda v: replace(v, **agreed), result=result))
 
     assert told("mismatch").verdict == "match"
+    apart = told("mismatch", STEPS)
+    assert (apart.verdict == "match", "says agreement, and the trainer's state" in apart.why) == (False, True)
     found = told("log_violation")
     assert (found.failed, "found a log_violation, and no judge has ruled on it" in found.why) == (11, True)
     objection = check(
