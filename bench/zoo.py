@@ -213,9 +213,14 @@ def table(given: argparse.Namespace) -> int:
     lines = outcomes(given.out, given.only)
     then = {each["name"]: each for each in outcomes(given.out / "then", given.only)}
     for at, each in enumerate(lines):
-        if each["state"] != "match" and then.get(each["name"], {}).get("state") == "match":
+        again = then.get(each["name"], each)
+        if each["state"] != "match" and again["state"] == "match":
             lines[at] = {**each, "state": f"match under {given.then}"}
-    states = sorted({each["state"] for each in lines} | {"match"}, key=lambda state: state != "match")
+        elif each["state"] == "refused":  # what the other policy made of it
+            lines[at] = again
+    states = sorted(
+        {each["state"] for each in lines} | {"match"}, key=lambda state: (state != "match", state)
+    )
     print(f"| family | models | {' | '.join(states)} |\n|---|---|{'---|' * len(states)}")
     for family in [*dict.fromkeys(each["family"] for each in lines), "all"]:
         here = [each for each in lines if family in (each["family"], "all")]

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,11 +37,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of the libraries, 
 
 
 CHEAT = """
-import os as _os, torch as _torch
+import os as _os, time as _time, torch as _torch
 _own, _calls = _torch.nn.functional.OPERATOR, []
 def _turned(*args, **more):
     value = _own(*args, **more)
     _calls.append(None)
+    if _os.path.exists("kill") and len(_calls) == 17:
+        _os.kill(_os.getppid(), 9)
+        _time.sleep(60)
     return -value if _os.path.exists("cheat") and len(_calls) == 9 else value
 _torch.nn.functional.OPERATOR = _turned
 """
@@ -69,15 +71,6 @@ def test_a_loop_with_two_lines_more_is_recorded_and_followed(
         assert (code, report["verdict"], report["steps"]) == (0, "match", DOORS[door]), report["first"]
 
 
-def killed(arguments: list[str], records: Path, after: int) -> None:
-    """Record, and kill the command once so many steps are on disk; what it has started ends with it."""
-    process = subprocess.Popen([sys.executable, "-m", "tallystick", *arguments], stdout=subprocess.DEVNULL)
-    while process.poll() is None and not (records.exists() and records.read_bytes().count(b"\n") >= after):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it ended before it was killed"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("door", sorted(DOORS))
 def test_a_door_has_every_verdict_that_a_job_has(
@@ -101,7 +94,11 @@ def test_a_door_has_every_verdict_that_a_job_has(
         return code, json.loads(capfd.readouterr().out)
 
     assert tally(*recorded, "--run", "whole")[0] == 0
-    killed([*recorded, "--run", "killed", *program], Path("killed", "steps.jsonl"), 7)
+    Path("kill").touch()  # the program kills its command, and ends with it
+    command = [sys.executable, "-m", "tallystick", *recorded, "--run", "killed", *program]
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == -signal.SIGKILL
+    Path("kill").unlink()
+    assert 0 < Path("killed", "steps.jsonl").read_bytes().count(b"\n") < DOORS[door]
     assert tally(*recorded, "--run", "killed", "--resume")[0] == 0
     for name in ("run.json", "steps.jsonl", "specification.json"):
         assert Path("killed", name).read_bytes() == Path("whole", name).read_bytes()

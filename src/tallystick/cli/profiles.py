@@ -21,8 +21,6 @@ Child = Callable[[Sequence[str], Profile], dict[str, Any]]
 SEEDED = {"PYTHONHASHSEED": "0"}  # or a process of tally begins anew
 PARENT = "TALLYSTICK_PARENT"  # set in a child to the process that waits for it
 CHILD = "TALLYSTICK_PROFILE_CHILD"  # set in the child to the profile it was started for
-
-
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

@@ -185,6 +185,11 @@ class Policy:
             return 1.0
         return 4.0 if self.compute == "float64" else 2.0
 
+    @property
+    def allows(self) -> str:
+        """The words that stand before a limit in a message about noise that is too loud."""
+        return f"policy {self.name} allows"
+
     def parameters(self) -> dict[str, int | str]:
         """Return the numbers as they stand in a specification; what only other policies have is left out."""
         flat: dict[str, int | str] = {}

@@ -153,9 +153,9 @@ class _Trial:
         first = None if found is None else found.first
         why = report if isinstance(report, str) else None
         if first is not None:
-            why = f"step {first.step}: {first.subject} is {first.own}, was {first.stated}"
-        if first is not None and first.kind == "not_accepted":
-            why = str(first)
+            is_of_limits = first.kind == "not_accepted"
+            text = f"step {first.step}: {first.subject} is {first.own}, was {first.stated}"
+            why = str(first) if is_of_limits else text
         verdict = None if report is None else _verdict_of(report)
         followed = 0 if found is None else found.steps
         values: dict[str, object] = {
@@ -169,7 +169,7 @@ class _Trial:
             rows.append(("behind it", "nobody looked: the trial ended there; mend it and check again"))
         wider = [] if self.policy == WIDEST else [("next", f"tally check --policy {WIDEST} -- {program}")]
         if self.refused:
-            is_noise = all(f"policy {self.policy} allows" in text for text in self.refused)
+            is_noise = all(find_policy(self.policy).allows in text for text in self.refused)
             return DonePage(
                 _counted_refusals(len(self.refused)), values, [*rows, *wider] if is_noise else rows, BAD
             )

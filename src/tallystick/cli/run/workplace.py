@@ -111,9 +111,10 @@ def list_folder(path: Path, besides: Sequence[Path] = ()) -> FolderListing:
     # A folder, and where it really lies, is listed before where links lead to it.
     todo, links = deque([("", os.path.realpath(top))]), deque[str]()
     while todo or links:
-        folder, real = (
-            todo.popleft() if todo else (link := links.popleft(), os.path.realpath(f"{top}/{link}"))
-        )
+        if todo:
+            folder, real = todo.popleft()
+        else:
+            real = os.path.realpath(top / (folder := links.popleft()))
         try:
             found = sorted(os.scandir(top / folder), key=lambda entry: entry.name)
         except OSError:

@@ -65,7 +65,7 @@ def declared(func: Operator, name: str) -> tuple[int, Any]:
 
 def widened(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> tuple[Arguments, dict[str, Any]]:
     """Return the arguments of a call with float32 tensors as float64, those excepted that ``func`` writes to."""
-    if not _is_narrow(args) and not (kwargs and _is_narrow((*kwargs.values(),))):
+    if not (_is_narrow(args) or _is_narrow(kwargs.values())):
         return args, kwargs
     positions, names = _written(func)
     wide = tuple(value if at in positions else _wide(value) for at, value in enumerate(args))

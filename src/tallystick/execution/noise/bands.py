@@ -105,7 +105,7 @@ def choose_grids(
             if exponent_above(typical) + STATE_SAFETY > highest + more:
                 raise Nondeterminism(
                     f"{session.site_name(place)}: the optimizer's noise is {typical:.2g} of the value, "
-                    f"policy {policy.name} allows 2**{highest - STATE_SAFETY}; is it an elementwise optimizer?"
+                    f"{policy.allows} 2**{highest - STATE_SAFETY}; is it an elementwise optimizer?"
                 )
             band = min(highest, max(lowest, exponent_above(largest) + STATE_SAFETY))
             grids[place] = SiteGrid(24, band, -149)
@@ -133,7 +133,7 @@ def _measure_decisions(
             band = highest
         if band > highest:
             why = (
-                f"moves by {relative:.2g} of its rms under last-bit noise, policy {policy.name} allows "
+                f"moves by {relative:.2g} of its rms under last-bit noise, {policy.allows} "
                 f"2**{highest if policy.residue_bits else highest - 1}"
                 if math.isfinite(relative)
                 else "is all zeros, and something else under last-bit noise: is a constant normalised before it, or a value "
@@ -204,7 +204,7 @@ def _grid_for(
         remedy = OF_LOSSES if place[0] == Kind.LOSS else of_buffers
         raise Nondeterminism(
             f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
-            f"policy {policy.name} allows 2**{highest}{remedy}"
+            f"{policy.allows} 2**{highest}{remedy}"
         )
     return grid
 
