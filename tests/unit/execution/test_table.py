@@ -458,13 +458,6 @@ def test_the_same_operators_on_whole_numbers_are_let_through(branches: Any) -> N
     assert torch.equal(branches.record(inside, x).output, inside(x))
 
 
-def sampled(x: Tensor, dims: int, mode: str = "bilinear", *, trains_the_grid: bool = False) -> Tensor:
-    shape = (1, 2, 2, 2)[-dims:]
-    grid = torch.linspace(-0.9, 0.7, 2 * dims, dtype=x.dtype).reshape(1, *(1,) * (dims - 1), 2, dims)
-    grid = grid * (x[:1] if trains_the_grid else 1.0)
-    return F.grid_sample(x.reshape(1, -1, *shape), grid, mode=mode, align_corners=False)
-
-
 def apart(x: Tensor, p: float) -> Tensor:
     return torch.cdist(x.reshape(4, 2), x.reshape(4, 2).flip(0) + 3, p=p)
 
@@ -492,20 +485,6 @@ RESTRICTED_FORMS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor],
         lambda x: x * (torch.view_copy(x.detach(), torch.uint8)[:8] & 1),
         lambda x: x * torch.view_copy(x.detach(), [2, 4]).reshape(8),
     ),
-    **{
-        f"aten::grid_sampler_{dims}d": (
-            functools.partial(sampled, dims=dims, mode="nearest"),
-            functools.partial(sampled, dims=dims),
-        )
-        for dims in (2, 3)
-    },
-    **{
-        f"aten::grid_sampler_{dims}d_backward": (
-            functools.partial(sampled, dims=dims, trains_the_grid=True),
-            functools.partial(sampled, dims=dims),
-        )
-        for dims in (2, 3)
-    },
 }
 
 
@@ -621,6 +600,29 @@ def test_sums_of_floating_numbers_as_whole_ones_are_followed(sums: Any, branches
     )
     alone = branches.record(total, auditor_x)
     assert (alone.output - trainer.output).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("other", ["itself", "another", "a shape more"])
+def test_whether_two_tensors_are_equal_is_decided_as_each_pair_of_elements_is(
+    other: str, branches: Any
+) -> None:
+    def asked(t: Tensor) -> Tensor:
+        beside = {"itself": t * 1.0, "another": t.new_full((8,), 0.25), "a shape more": t.reshape(8, 1)}[
+            other
+        ]
+        return 2.0 * t if torch.equal(t.detach(), beside.detach()) else t
+
+    dtype = getattr(torch, branches.policy.compute)
+    trainer_x = torch.full((8,), 0.25, dtype=dtype)
+    trainer = branches.record(asked, trainer_x)
+    auditor_x = trainer_x.clone()
+    auditor_x[AT] += 1e-13 if dtype == torch.float64 else 4e-7
+    follower = branches.follow(asked, auditor_x, trainer.frame)
+    assert follower.violations == []
+    torch.testing.assert_close(follower.output, trainer.output, atol=5e-6, rtol=0.0)
+    assert torch.equal(trainer.output, trainer_x * (1.0 if other == "a shape more" else 2.0))
+    alone = branches.record(asked, auditor_x)
+    assert torch.equal(alone.output, auditor_x * (2.0 if other == "itself" else 1.0))
 
 
 def test_whole_numbers_made_of_floating_ones_without_a_site_are_refused() -> None:

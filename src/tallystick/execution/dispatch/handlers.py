@@ -27,6 +27,7 @@ from tallystick.execution.dispatch.calls import (
 from tallystick.execution.dispatch.choices import CHOICE_HANDLERS
 from tallystick.execution.dispatch.decisions import OperatorPass
 from tallystick.execution.dispatch.rows import ROW_HANDLERS
+from tallystick.execution.dispatch.sampling import SAMPLE_HANDLERS
 from tallystick.execution.dispatch.suppression import suppressed
 from tallystick.execution.dispatch.table import (
     COMPARISONS,
@@ -184,6 +185,12 @@ def _compare_tensors(here: OperatorPass, func: Operator, args: Arguments, kwargs
         args[0].copy_(moved)
         return func(*args, **kwargs)
     return func(moved, y, *args[2:], **kwargs)
+
+
+def _equal(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Ask whether two tensors are the same, for the program to branch on: a decision of each pair of elements."""
+    same_shape = args[0].shape == args[1].shape
+    return _compare_tensors(here, func, args, kwargs) if same_shape else func(*args, **kwargs)
 
 
 def _logical(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -360,10 +367,12 @@ def _refuse_random(here: OperatorPass, func: Operator, args: Arguments, kwargs: 
 
 OWN_HANDLERS: dict[str, Handler] = {
     **BUCKET_HANDLERS,
+    **SAMPLE_HANDLERS,
     **dict.fromkeys(("aten::div", *QUOTIENTS), _divided),
     **dict.fromkeys(("aten::convolution", "aten::convolution_backward"), _convolution),
     **dict.fromkeys(("aten::sum", "aten::cumsum", "aten::prod", "aten::cumprod"), _total),
     **dict.fromkeys(LOGICAL, _logical),
+    "aten::equal": _equal,
     "aten::_to_copy": _cast,
     "aten::copy_": _copy,
     "aten::_grouped_mm": _grouped,

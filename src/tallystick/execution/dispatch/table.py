@@ -307,20 +307,6 @@ RESTRICTED: Mapping[str, Restriction] = {
         "p", lambda p: p <= 1.0 or p == math.inf, "use abs and sum, or amax, whose signs are logged"
     ),
     **{
-        f"aten::grid_sampler_{dims}d": Restriction(
-            "interpolation_mode", lambda mode: mode == 1, "sample by bilinear or bicubic"
-        )
-        for dims in (2, 3)
-    },
-    **{
-        f"aten::grid_sampler_{dims}d_backward": Restriction(
-            "output_mask",
-            lambda mask: bool(mask[1]),
-            "detach the grid: its gradient jumps at borders of cells",
-        )
-        for dims in (2, 3)
-    },
-    **{
         name: Restriction("dtype", lambda dtype: dtype is not None, "bits of a rounded number jump")
         for name in ("aten::view", "aten::view_copy")
     },
