@@ -6,8 +6,9 @@ Each model is recorded by a ``Recorder`` in a loop as its user would write it, a
 its own profile. The models are those of transformers, torchvision, timm and diffusers; a package that is not there is named, and
 its models are left out. ``OUT/record.jsonl`` and ``OUT/audit.jsonl`` have a line for each model; what is there already is not
 done again. What does not match is tried once more under another policy (``--then``), in ``OUT/then``, as its user is told to.
-Prints a table by family, then what was refused, with how often each reason was given, and whatever did not match.
-Exit code 0: every model was matched or refused before its first step. 1: some was not.
+Prints a table by family, then what was refused, with how often each reason was given, and whatever did not match. What does not
+train without a recorder either (no loss, another package wanted, a configuration that cannot be so small) is *untrained*.
+Exit code 0: every model that trains was matched or refused before its first step. 1: some was not.
 """
 
 from __future__ import annotations
@@ -103,6 +104,16 @@ def trained(run: Any, tiny: Any, steps: int) -> Any:
     return run.result
 
 
+def trains_by_itself(tiny: Any) -> bool:
+    """Whether a model has a loss and its gradients where nobody records: where not, its tiny configuration is to blame."""
+    try:
+        model, batch = tiny.build()
+        model(**batch(0)).loss.backward()
+    except Exception:  # noqa: BLE001 # of the model, or of torch
+        return False
+    return True
+
+
 def done_with(phase: str, path: Path, tiny: Any, given: argparse.Namespace) -> dict[str, Any]:
     """Record or follow one model and return its line."""
     import tallystick
@@ -132,7 +143,8 @@ def done_with(phase: str, path: Path, tiny: Any, given: argparse.Namespace) -> d
             "why": f"{type(problem).__name__}: {problem}"[:400],
         }
     except Exception as problem:  # noqa: BLE001 # of the model, or of torch
-        return {"state": "failed", "why": f"{type(problem).__name__}: {problem}"[:400]}
+        state = "failed" if phase == "audit" or trains_by_itself(tiny) else "untrained"
+        return {"state": state, "why": f"{type(problem).__name__}: {problem}"[:400]}
     finally:
         signal.alarm(0)
 
@@ -234,7 +246,7 @@ def table(given: argparse.Namespace) -> int:
         each for each in lines if each["state"] not in ("match", f"match under {given.then}", "refused")
     ]
     print("\nothers:", *(f"{each['name']}: {each['state']}: {each.get('why')}" for each in others), sep="\n")
-    return 1 if others else 0
+    return 1 if any(each["state"] != "untrained" for each in others) else 0
 
 
 def main() -> int:
