@@ -194,7 +194,7 @@ def _multinomial(func: Any, given: dict[str, Any], like: Tensor) -> Tensor:
         return func(
             given["self"], count, given["replacement"], generator=generator
         )  # refused there, in torch's words
-    if not given["replacement"] and (count > rows.shape[1] or ((rows > 0).sum(axis=1) < count).any()):
+    if not given["replacement"] and count > rows.shape[1]:
         return func(given["self"], count, given["replacement"], generator=generator)
     found = np.empty((len(rows), count), dtype=np.int64)
     for at, row in enumerate(rows):

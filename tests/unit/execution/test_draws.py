@@ -189,6 +189,7 @@ def test_distributions() -> None:
     assert torch.equal(torch.bincount(picks, minlength=3) > 0, weights > 0)
     assert abs(float((picks == 2).float().mean()) - 0.75) < 6 * 0.44 / math.sqrt(n)
     assert sorted(drawn(lambda: torch.multinomial(weights, 2)).tolist()) == [0, 2]
+    assert drawn(lambda: torch.multinomial(weights, 3)).tolist()[2] == 1
     cut = drawn(lambda: nn.init.trunc_normal_(torch.empty(n), std=0.02, a=-0.03, b=0.03))
     assert float(cut.abs().max()) <= 0.03
     dropped = drawn(lambda: nn.functional.dropout(torch.ones(n), 0.25))

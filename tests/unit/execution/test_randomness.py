@@ -17,7 +17,15 @@ from torch.utils.checkpoint import checkpoint
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.randomness import RandomStream
-from tallystick.numerics.random import bernoulli, normal, permutation, randint, stream_key
+from tallystick.numerics.random import (
+    bernoulli,
+    normal,
+    permutation,
+    portable_log,
+    randint,
+    stream_key,
+    uniform01,
+)
 from tallystick.numerics.random import words as philox_words
 
 X = torch.linspace(-1.0, 1.0, 24).reshape(4, 6)
@@ -42,6 +50,18 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "uniform_": lambda x: x * torch.empty_like(x).uniform_(-2.0, 3.0),
     "normal_": lambda x: x * torch.empty_like(x).normal_(1.0, 2.0),
     "random_": lambda x: x * torch.empty(4, 6, dtype=torch.int64).random_(0, 100),
+    "exponential_": lambda x: x * torch.empty_like(x).exponential_(2.0),
+    "geometric_": lambda x: x * torch.empty_like(x).geometric_(0.01),
+    "gumbel softmax": lambda x: F.gumbel_softmax(x, tau=0.5),
+    "multinomial": lambda x: x[:, torch.multinomial(torch.arange(6.0), 4)],
+    "multinomial, replaced": lambda x: x[
+        torch.arange(4).repeat_interleave(9),
+        torch.multinomial(x.detach().abs(), 9, replacement=True).reshape(-1),
+    ],
+    "normal": lambda x: x * torch.normal(0.5, 2.0, (4, 6), dtype=x.dtype),
+    "normal of a mean": lambda x: x * torch.normal(x.detach(), 2.0),
+    "normal of a deviation": lambda x: x * torch.normal(0.5, x.detach().abs()),
+    "normal of both": lambda x: x * torch.normal(x.detach(), x.detach()[0].abs()),
     "new tensors": lambda x: x * x.new_empty(4, 6).uniform_(),
 }
 
@@ -77,16 +97,22 @@ def test_draws_are_those_of_the_portable_streams(branches: Any) -> None:
         drawn.append(torch.randint(2, 8, (5,)))
         drawn.append(torch.randperm(5))
         drawn.append(torch.empty(5, dtype=dtype).bernoulli_(0.3))
+        drawn.append(torch.empty(5, dtype=dtype).exponential_(2.0))
+        drawn.append(torch.empty(5, dtype=torch.int64).geometric_(0.3))
         return x * 1.0
 
     branches.record(inside, X.to(dtype))
-    keys = [stream_key(7, "operator", 0, 0, 0, call) for call in range(5)]
+    keys = [stream_key(7, "operator", 0, 0, 0, call) for call in range(7)]
     top24 = (philox_words(keys[0], 0, 5) >> 8).astype(np.float64) * 2.0**-24
     assert drawn[0].double().tolist() == top24.tolist()
     assert drawn[1].tolist() == torch.from_numpy(normal(keys[1], 0, 5)).to(dtype).tolist()
     assert drawn[2].tolist() == randint(keys[2], 0, 5, 2, 8).tolist()
     assert drawn[3].tolist() == permutation(keys[3], 5).tolist()
     assert drawn[4].tolist() == bernoulli(keys[4], 0, 5, 0.3).tolist()
+    logs = [portable_log(uniform01(key, 0, 5)) for key in keys[5:]]
+    assert drawn[5].tolist() == torch.from_numpy(-logs[0] / 2.0).to(dtype).tolist()
+    scale = portable_log(np.asarray([0.7]))
+    assert drawn[6].tolist() == np.maximum(np.ceil(logs[1] / scale), 1.0).astype(np.int64).tolist()
 
 
 def seed_by_torch() -> int:
@@ -198,15 +224,75 @@ def test_a_computed_probability_beside_its_random_number_is_a_decision(branches:
     assert len(branches.record(straight_through, p).frame) == 0
 
 
+def waits_of(shape: tuple[int, ...]) -> Tensor:
+    """The waiting times that the first call of a micro-batch draws."""
+    draws, state = RandomStream(7), torch.get_rng_state()
+    draws.start(0, 0, 0)
+    found = draws.waits("a test", None, shape, torch.device("cpu"))
+    torch.set_rng_state(state)
+    return found
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["without replacement", "with"])
+def test_which_of_two_categories_comes_first_is_a_decision(again: bool, branches: Any) -> None:
+    """Two whose waiting times over their weights are alike, up to last bits."""
+    dtype = getattr(torch, branches.policy.compute)
+    waits = waits_of((2, 8) if again else (8,))[-1 if again else slice(None)]
+    weights = (0.01 * waits).to(dtype)  # all times are 100
+    weights[3] *= 2.0
+    weights[5] *= 2.0
+    away = 1e-13 if dtype == torch.float64 else 4e-7
+    first, second = weights.clone(), weights.clone()
+    first[3] *= 1.0 + away
+    second[3] *= 1.0 - away
+    if dtype == torch.float32:  # the order is not chance's: float32 weights have rounding errors of their own
+        times = [(waits / w.double())[[3, 5]] for w in (first, second)]
+        assert times[0][0] < times[0][1] and times[1][0] > times[1][1]
+
+    def chosen(x: Tensor) -> Tensor:
+        index = torch.multinomial(x.detach(), 2, replacement=again)
+        return x * 3.0 + 1000.0 * index[-1 if again else 0]
+
+    trainer = branches.record(chosen, first)
+    assert len(trainer.frame) == 1
+    follower = branches.follow(chosen, second, trainer.frame)
+    assert follower.violations == []
+    torch.testing.assert_close(follower.output, trainer.output, atol=1e-5, rtol=0.0)
+    alone = branches.record(chosen, second)
+    assert abs(float(alone.output[0] - trainer.output[0])) > 999.0
+    second[3] *= 0.9
+    assert branches.follow(chosen, second, trainer.frame).violations
+
+
+def test_categories_come_as_often_as_they_weigh(branches: Any) -> None:
+    dtype = getattr(torch, branches.policy.compute)
+    weights = torch.tensor([0.0, 1.0, 2.0, 5.0], dtype=dtype)
+    seen: list[Tensor] = []
+
+    def inside(x: Tensor) -> Tensor:
+        seen.append(torch.multinomial(x.detach(), 40_000, replacement=True))
+        seen.append(torch.multinomial(x.detach().expand(20_000, 4), 2))
+        return x * 1.0
+
+    branches.record(inside, weights)
+    often = torch.bincount(seen[0], minlength=4) / 40_000
+    torch.testing.assert_close(often, torch.tensor([0.0, 0.125, 0.25, 0.625]), atol=0.01, rtol=0.0)
+    pairs = torch.bincount(seen[1] @ torch.tensor([4, 1]), minlength=16).reshape(4, 4) / 20_000
+    second = {(1, 2): 1 / 8 * 2 / 7, (1, 3): 1 / 8 * 5 / 7, (2, 1): 2 / 8 / 6, (2, 3): 2 / 8 * 5 / 6,
+              (3, 1): 5 / 8 / 3, (3, 2): 5 / 8 * 2 / 3}  # fmt: skip
+    for pair, chance in second.items():
+        assert abs(float(pairs[pair]) - chance) < 0.02, pair
+    seen.clear()
+    branches.record(lambda x: (x * 1.0, seen.append(torch.multinomial(x.detach(), 4)))[0], weights)
+    assert seen[0][3] == 0, "what weighs nothing comes last"
+    for bad, count in ((-weights, 2), (weights * 0.0, 2), (weights / 0.0, 2), (weights, 5)):
+        with pytest.raises(
+            RuntimeError, match="probability tensor|invalid multinomial|cannot sample n_sample"
+        ):
+            branches.record(lambda x, n=count: x * torch.multinomial(x.detach(), n), bad)
+
+
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "multinomial": (
-        lambda x: x[0][torch.multinomial(torch.softmax(x.detach()[0], 0), 2)],
-        r"operator aten\.multinomial\S*: draws random numbers that other devices cannot repeat",
-    ),
-    "exponential": (
-        lambda x: x * torch.empty_like(x).exponential_(),
-        r"operator aten\.exponential_\S*: draws random numbers",
-    ),
     "poisson": (
         lambda x: x * torch.poisson(x.detach().abs()),
         r"operator aten\.poisson\S*: draws random numbers",
@@ -215,9 +301,17 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
         lambda x: F.rrelu(x, training=True),
         r"operator aten\.rrelu_with_noise\S*: draws random numbers",
     ),
-    "normal of tensors": (
-        lambda x: x * torch.normal(x.detach(), 1.0),
-        r"operator aten\.normal\S*: draws random numbers",
+    "cauchy": (
+        lambda x: x * torch.empty_like(x).cauchy_(),
+        r"operator aten\.cauchy_\S*: draws random numbers .* instead: its quantile function of rand",
+    ),
+    "many draws by weight": (
+        lambda x: x.sum() * torch.multinomial(x.detach().abs(), 1 << 23, replacement=True),
+        r"8388608 draws with replacement, each among 6 categories, take 201326592 random numbers, 16777216 at most",
+    ),
+    "a generator of its own, drawn by weight": (
+        lambda x: x[0][torch.multinomial(x.detach()[0].abs(), 2, generator=torch.Generator())],
+        r"operator aten\.multinomial\S*: uses a generator of its own",
     ),
     "a generator of its own": (
         lambda x: x * torch.rand(4, 6, generator=torch.Generator().manual_seed(1)),

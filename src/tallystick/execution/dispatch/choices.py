@@ -11,10 +11,18 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.dispatch.boundaries import is_finite, is_float, sampled_rms
-from tallystick.execution.dispatch.calls import Arguments, Handler, Operator, argument_at
+from tallystick.execution.dispatch.boundaries import MASK, is_finite, is_float, sampled_rms
+from tallystick.execution.dispatch.calls import (
+    Arguments,
+    Handler,
+    Operator,
+    argument_at,
+    argument_named,
+)
 from tallystick.execution.dispatch.decisions import OperatorPass
 from tallystick.execution.dispatch.table import CHOICES
+
+MOST_WAITS = 1 << 24  # random numbers of one ``multinomial``
 
 
 def _max_pool(dims: int) -> Handler:
@@ -250,6 +258,36 @@ def decide_ranks(here: OperatorPass, x: Tensor, dim: int, index: Tensor, largest
         return torch.where(twice | (pairs[:, 1] >= n), math.inf, gap)
 
     return here.chosen(moved, gap, n, sampled_rms(x.reshape(-1)), gap_to).movedim(-1, dim)
+
+
+def sampled_from(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Tensor:
+    """Return categories drawn by weight (``multinomial``): those whose exponential waiting time over their weight is shortest.
+
+    A decision, as the weights are computed: which categories come first. Waiting times are compared by their logarithms, whose
+    differences do not depend on how large weights are (Gumbel's trick: Maddison, Tarlow and Minka 2014, "A* sampling",
+    section 2).
+
+    Raises:
+        Nondeterminism: more waiting times than ``MOST_WAITS``.
+    """
+    weights, count = args[0], argument_named(func, args, kwargs, "num_samples")
+    again, generator = (argument_named(func, args, kwargs, name) for name in ("replacement", "generator"))
+    x = weights.detach().double()
+    drawable = ((x >= 0.0) & (x < math.inf)).all() & (x.sum(dim=-1) > 0.0).all()
+    if x.numel() == 0 or not drawable or (count > x.shape[-1] and not again):
+        return func(*args, **kwargs)  # refused there, in torch's words
+    shape = (*x.shape[:-1], count, x.shape[-1]) if again else tuple(x.shape)
+    if math.prod(shape) > MOST_WAITS:
+        raise Nondeterminism(
+            f"operator {func}: {count} draws with replacement, each among {x.shape[-1]} categories, take {math.prod(shape)} "
+            f"random numbers, {MOST_WAITS} at most; draw them where batches are made, or by bucketize of rand"
+        )
+    waits = here.random.waits(func, generator, shape, x.device)
+    logs = x.log().clamp_(min=-MASK)  # without weight: behind all others, and none of their size
+    scores = (logs.unsqueeze(-2) if again else logs) - waits.log()
+    index = torch.topk(scores, 1 if again else count, dim=-1).indices
+    index = decide_ranks(here, scores, -1, index, largest=True)
+    return index.squeeze(-1) if again else index
 
 
 CHOICE_HANDLERS: dict[str, Handler] = {

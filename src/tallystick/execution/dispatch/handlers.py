@@ -24,7 +24,7 @@ from tallystick.execution.dispatch.calls import (
     declared,
     table_name,
 )
-from tallystick.execution.dispatch.choices import CHOICE_HANDLERS
+from tallystick.execution.dispatch.choices import CHOICE_HANDLERS, sampled_from
 from tallystick.execution.dispatch.decisions import OperatorPass
 from tallystick.execution.dispatch.rows import ROW_HANDLERS
 from tallystick.execution.dispatch.sampling import SAMPLE_HANDLERS
@@ -335,6 +335,8 @@ def _convolution_backward(func: Operator, args: Arguments) -> tuple[Tensor | Non
 
 
 def _random(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    if func._schema.name == "aten::multinomial":
+        return sampled_from(here, func, args, kwargs)
     if func._schema.name in ("aten::bernoulli", "aten::bernoulli_"):
         p = argument_named(func, args, kwargs, "p")
         probability = args[0] if p is None else p
@@ -361,7 +363,8 @@ def _refuse_random(here: OperatorPass, func: Operator, args: Arguments, kwargs: 
     instead = INSTEAD.get(table_name(func))
     raise Nondeterminism(
         f"operator {func}: draws random numbers that other devices cannot repeat; replaced are dropout, bernoulli, "
-        "rand*, randint, randperm, uniform_ and normal_" + (f"; instead: {instead}" if instead else "")
+        "multinomial, rand*, randint, randperm, uniform_, normal, exponential_ and geometric_"
+        + (f"; instead: {instead}" if instead else "")
     )
 
 

@@ -20,7 +20,15 @@ from torch import Tensor
 
 from tallystick.errors import Nondeterminism
 from tallystick.numerics.kernels import random_words
-from tallystick.numerics.random import keep_threshold, normal, permutation, randint, stream_key
+from tallystick.numerics.random import (
+    keep_threshold,
+    normal,
+    permutation,
+    portable_log,
+    randint,
+    stream_key,
+    uniform01,
+)
 from tallystick.numerics.rounded_sites import Key
 from tallystick.numerics.rounding_tensors import philox_words
 
@@ -95,6 +103,16 @@ class RandomStream:
         words = self._words(probability.numel(), probability.device)
         return (words.double() * 2.0**-32).reshape(probability.shape)
 
+    def waits(self, func: Any, generator: object, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Return the float64 numbers of an exponential distribution of rate 1 by which ``func`` chooses among weights.
+
+        Raises:
+            Nondeterminism: it has a generator of its own.
+        """
+        if generator is not None:
+            raise _own_generator(func)
+        return self._exponential(shape, device)
+
     # One method an operator; ``given`` maps the schema's argument names to values.
 
     def _draw_native_dropout(self, func: Any, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -132,10 +150,25 @@ class RandomStream:
         return self._uniform(x.shape, x.device).to(given.get("dtype") or x.dtype)
 
     def _draw_normal(self, func: Any, given: dict[str, Any]) -> Tensor:
-        if not func._schema.is_mutable:
-            raise Nondeterminism(f"operator {func}: has no portable form; use randn and scale it")
+        mean, std = given["mean"], given["std"]
+        if func._schema.is_mutable:
+            x = given["self"]
+            return x.copy_(float(mean) + float(std) * self._normal(x.shape, x.device))
+        spread = [each.detach() for each in (mean, std) if isinstance(each, Tensor)]
+        if not spread:
+            device, dtype = _where(given)
+            return (mean + std * self._normal(given["size"], device)).to(dtype)
+        like = torch.broadcast_tensors(*spread)[0]
+        return (mean + std * self._normal(like.shape, like.device)).to(spread[0].dtype)
+
+    def _draw_exponential(self, func: Any, given: dict[str, Any]) -> Tensor:
         x = given["self"]
-        return x.copy_(float(given["mean"]) + float(given["std"]) * self._normal(x.shape, x.device))
+        return x.copy_(self._exponential(x.shape, x.device) / float(given["lambd"]))
+
+    def _draw_geometric(self, func: Any, given: dict[str, Any]) -> Tensor:
+        x, p = given["self"], float(given["p"])
+        scale = -float(portable_log(np.asarray([1.0 - p]))[0]) if 0.0 < p < 1.0 else math.inf
+        return x.copy_((self._exponential(x.shape, x.device) / scale).ceil_().clamp_(min=1.0))
 
     def _draw_randn(self, func: Any, given: dict[str, Any]) -> Tensor:
         device, dtype = _where(given)
@@ -185,6 +218,10 @@ class RandomStream:
 
     def _uniform(self, shape: Any, device: torch.device) -> Tensor:
         return ((self._words(math.prod(shape), device) >> 8).double() * UNIT24).reshape(shape)
+
+    def _exponential(self, shape: Any, device: torch.device) -> Tensor:
+        drawn = -portable_log(uniform01(self._next_key(), 0, math.prod(shape)))
+        return torch.from_numpy(drawn).reshape(shape).to(device)
 
     def _normal(self, shape: Any, device: torch.device) -> Tensor:
         return torch.from_numpy(normal(self._next_key(), 0, math.prod(shape))).reshape(shape).to(device)

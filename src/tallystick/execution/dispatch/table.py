@@ -128,6 +128,10 @@ RANDOM = frozenset(
         "aten::randperm",
         "aten::uniform_",
         "aten::normal_",
+        "aten::normal",
+        "aten::exponential_",
+        "aten::geometric_",
+        "aten::multinomial",
         "aten::random_",
     }
 )
@@ -264,8 +268,7 @@ INSTEAD: Mapping[str, str] = {
         "rrelu_with_noise rrelu_with_noise_backward rrelu_with_noise_functional": (
             "leaky_relu, or slopes drawn by uniform_"
         ),
-        "multinomial": "argmax of the logits minus log(-log(rand))",
-        "exponential geometric cauchy log_normal": "its quantile function of rand",
+        "cauchy log_normal": "its quantile function of rand",
         "fractional_max_pool2d fractional_max_pool3d": "max_pool",
     }.items()
     for name in names.split()
