@@ -287,7 +287,7 @@ def test_categories_come_as_often_as_they_weigh(branches: Any) -> None:
     assert seen[0][3] == 0, "what weighs nothing comes last"
     for bad, count in ((-weights, 2), (weights * 0.0, 2), (weights / 0.0, 2), (weights, 5)):
         with pytest.raises(
-            RuntimeError, match="probability tensor|invalid multinomial|cannot sample n_sample"
+            RuntimeError, match=r"probability tensor|invalid multinomial|cannot sample n_sample"
         ):
             branches.record(lambda x, n=count: x * torch.multinomial(x.detach(), n), bad)
 

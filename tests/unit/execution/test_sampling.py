@@ -45,6 +45,9 @@ def sampler(
     return sample
 
 
+UPPER = 2.0**-8
+
+
 def beside(point: float, away: float, dtype: torch.dtype) -> Tensor:
     return torch.tensor((1.3, 0.8, 2.21, point + away, 2.7, 0.17, 1.9, 2.83), dtype=dtype)
 
@@ -66,6 +69,7 @@ def test_a_follower_is_in_the_recorded_cell(
     dtype = getattr(torch, branches.policy.compute)
     away = 1e-13 if dtype == torch.float64 else 1e-6
     sample = sampler(sizes, mode, padding, aligned)
+    point -= UPPER
     trainer = branches.record(sample, beside(point, away, dtype))
     assert len(trainer.frame) > 0
 
@@ -94,9 +98,11 @@ def test_a_place_beyond_the_image_is_no_decision(padding: str, aligned: bool, br
 
 def test_an_image_alone_is_trained_without_decisions_by_bilinear_samples(branches: Any) -> None:
     dtype = getattr(torch, branches.policy.compute)
-    x = beside(2.0, 0.0, dtype)
+    x = beside(2.0 - UPPER, 0.0, dtype)
     assert len(branches.record(sampler((5, 5), "bilinear", "zeros", False, "image"), x).frame) == 0
-    nearest = branches.record(sampler((5, 5), "nearest", "zeros", False, "image"), beside(2.5, 0.0, dtype))
+    nearest = branches.record(
+        sampler((5, 5), "nearest", "zeros", False, "image"), beside(2.5 - UPPER, 0.0, dtype)
+    )
     assert len(nearest.frame) == 2, "of the sample, and of the gradient of the image"
 
 
@@ -140,12 +146,12 @@ def test_places_of_sixteen_bits_are_looked_up_in_float32(
     assert torch.equal(narrow.output, wide.reshape(-1))
 
 
-@pytest.mark.parametrize("size", [7, 100, 1000])
+@pytest.mark.parametrize("size", [7, 100, 400])
 @pytest.mark.parametrize("aligned", [False, True])
 def test_what_is_handed_to_the_kernel_is_in_the_cell_that_was_decided(
     size: int, aligned: bool, branches: Any
 ) -> None:
-    """Every place beside every border, a rounding error off: as far as any kernel's own arithmetic puts it."""
+    """Every place beside every border, a rounding error off, as far as any kernel's own arithmetic puts it: above, undecided."""
     dtype = getattr(torch, branches.policy.compute)
     at = torch.arange(float(size), dtype=torch.float64)[1:-1]
     grid = (2.0 * at / (size - 1) - 1.0) if aligned else ((2.0 * at + 1.0) / size - 1.0)
@@ -158,10 +164,9 @@ def test_what_is_handed_to_the_kernel_is_in_the_cell_that_was_decided(
         return F.grid_sample(ramp, both, align_corners=aligned).reshape(-1)
 
     found = branches.record(sample, x)
-    place = (x.double() + 1.0) * ((size - 1) / 2.0) if aligned else (x.double() + 1.0) * (size / 2.0) - 0.5
-    cell = torch.where(place < place.round(), place.round() - 1.0, place.round())
+    assert len(found.frame) == 0
     scale = (size - 1) / 2.0 if aligned else size / 2.0
-    slope = (2.0 * cell + 1.0) * scale  # of a square between two whole numbers
+    slope = ((2.0 * at + 1.0) * scale).repeat_interleave(len(steps))  # of a square between two whole numbers
     weights = torch.linspace(1, 2, x.numel(), dtype=torch.float64)
     torch.testing.assert_close(
         found.gradient.double() / weights, slope, rtol=1e-4 if dtype == torch.float32 else 1e-12, atol=0.0

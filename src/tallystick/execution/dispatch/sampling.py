@@ -19,8 +19,12 @@ from tallystick.execution.dispatch.decisions import OperatorPass
 BILINEAR, NEAREST = 0, 1  # torch's numbers for modes of interpolation
 REFLECTION = 2  # and for a padding
 SURE = 8.0
-"""How far from the border between two cells a place is moved, in rounding errors of its own: kernels that round in another order,
-or less often, find it in the cell that was decided."""
+"""How far above the border between two cells a place is moved, in rounding errors of its own: kernels that round in another
+order, or less often, find it in the cell that was decided."""
+UPPER = 2.0**-8
+"""How far below a border, in sides of a cell, a place still counts as above it. Where training begins with no warp at all, an
+identity or whole offsets, every place lies on a border, on the side that its rounding errors take: all of them would be
+decisions, and the gradient of the warp theirs. It is wider than the narrowest band, up to images of 400 elements a side."""
 
 
 def _sampled(at: int) -> Handler:
@@ -51,7 +55,7 @@ def _sampled(at: int) -> Handler:
 def _in_cells(
     here: OperatorPass, image: Tensor, grid: Tensor, offset: float, *, aligned: bool, reflected: bool
 ) -> Tensor:
-    """Return the grid with every place clearly on one side of the borders of cells, which lie at ``offset`` + whole numbers.
+    """Return the grid with every place clearly in one cell; borders of cells lie at ``offset`` + whole numbers.
 
     Args:
         here: the pass that the sampler is of.
@@ -68,13 +72,14 @@ def _in_cells(
     border = torch.round(place - offset) + offset
     if not reflected:
         border = border.clamp(min=offset - 1.0).minimum(sizes - offset)
-    flat = border.reshape(-1)
+    point = border - UPPER
+    flat = point.reshape(-1)
     moved = here.forced(place, lambda _: flat, 1.0)
-    away = (place if moved is None else moved) - border
+    decided = place if moved is None else moved
     least = (SURE * torch.finfo(grid.dtype).eps * ((wide.abs() + 1.0) * scale + 1.0)).clamp(max=0.25)
-    side = torch.where(away < 0.0, -least, least)
-    sure = ((border + side - shift) / scale - 1.0).to(grid.dtype)
-    return torch.where((away.abs() < least) & (scale > 0.0), sure, grid.detach())
+    sure = torch.where((decided >= point) & (decided < border + least), border + least, decided)
+    found = ((sure - shift) / scale - 1.0).to(grid.dtype)
+    return torch.where((sure != place) & (scale > 0.0), found, grid.detach())
 
 
 SAMPLE_HANDLERS: dict[str, Handler] = {
