@@ -477,6 +477,14 @@ RESTRICTED_FORMS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor],
     ),
     "aten::_cdist_forward": (functools.partial(apart, p=0.0), lambda x: x * apart(x.detach(), p=1.0).sum()),
     "aten::_cdist_backward": (functools.partial(apart, p=1.0), functools.partial(apart, p=1.5)),
+    "aten::linalg_vector_norm": (
+        lambda x: x * torch.linalg.vector_norm(x.detach(), 0),
+        lambda x: x * torch.linalg.vector_norm(x.detach(), 3),
+    ),
+    "aten::norm": (
+        lambda x: x * torch.ops.aten.norm.Scalar(x.detach(), 0),
+        lambda x: x * torch.ops.aten.norm.Scalar(x.detach(), 3),
+    ),
     "aten::view": (
         lambda x: x * (x.detach().view(torch.uint8)[:8] & 1),
         lambda x: x * x.detach().view(2, 4).reshape(8),
@@ -532,6 +540,72 @@ def test_a_custom_operator_is_refused_by_name_and_runs_when_declared_smooth(bran
     declared = branches.record(cube, x, smooth=frozenset({"tallystick_tests::cube"}))
     torch.testing.assert_close(declared.output, x**3)
     torch.testing.assert_close(declared.gradient, 3 * x**2 * torch.linspace(1, 2, 8, dtype=x.dtype))
+
+
+def as_complex(x: Tensor) -> Tensor:
+    return torch.complex(x[:4], x[4:])
+
+
+OF_COMPLEX_NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "angle": torch.angle,
+    "log": torch.log,
+    "log10": torch.log10,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "atan": torch.atan,
+    "acosh": torch.acosh,
+    "pow": lambda z: z**0.5,
+    "pow of both": lambda z: z**z,
+    "pow of a number": lambda z: torch.pow(2.0, z * 0.0 + 1.0) * z**z.real,
+    "eq": lambda z: z == z.flip(0),
+    "ne": lambda z: z != 1.0,
+    "equal": lambda z: torch.tensor(torch.equal(z, z * 1.0)),
+    "any": lambda z: z.any(),
+    "nonzero": torch.nonzero,
+    "logical_and": lambda z: z.logical_and(z),
+    "eigenvalues": lambda z: torch.linalg.eigh(z.reshape(2, 2))[0],
+}
+
+
+@pytest.mark.parametrize("name", OF_COMPLEX_NUMBERS)
+def test_what_jumps_of_complex_numbers_is_refused(name: str, branches: Any) -> None:
+    x = torch.tensor(SPREAD, dtype=getattr(torch, branches.policy.compute))
+    with pytest.raises(Nondeterminism, match=r"jumps, of complex numbers|not in the operator table"):
+        branches.record(lambda t: t * OF_COMPLEX_NUMBERS[name](as_complex(t.detach())).real.sum(), x)
+
+
+def test_what_is_smooth_of_complex_numbers_is_followed(branches: Any) -> None:
+    def spectrum(t: Tensor) -> Tensor:
+        z = torch.fft.rfft(t)
+        return torch.fft.irfft(z**2 * z.conj() + z.exp() * 1e-3, n=8) + (z.abs() + z.real).sum()
+
+    x = torch.tensor(SPREAD, dtype=getattr(torch, branches.policy.compute))
+    trainer = branches.record(spectrum, x)
+    follower = branches.follow(spectrum, x, trainer.frame)
+    assert follower.violations == [] and torch.equal(follower.gradient, trainer.gradient)
+
+
+@pytest.mark.parametrize("form", ["plain", "in place", "across"])
+def test_an_angle_jumps_where_a_point_crosses_the_left_half_of_the_axis(form: str, branches: Any) -> None:
+    dtype = getattr(torch, branches.policy.compute)
+
+    def angle(y: Tensor) -> Tensor:
+        if form == "in place":
+            return (y * 1.0).atan2_(torch.full((8,), -1.5, dtype=dtype))
+        x = torch.full((3, 1), -1.5, dtype=dtype) if form == "across" else torch.full((8,), -1.5, dtype=dtype)
+        return torch.atan2(y, x).sum(dim=0) if form == "across" else torch.atan2(y, x)
+
+    trainer_x, auditor_x = inputs("aten::relu", Case(angle, 0.0), dtype)
+    trainer = branches.record(angle, trainer_x)
+    follower = branches.follow(angle, auditor_x, trainer.frame)
+    assert follower.violations == []
+    torch.testing.assert_close(follower.output, trainer.output, atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(follower.gradient, trainer.gradient, atol=1e-5, rtol=1e-5)
+    assert (branches.record(angle, auditor_x).output - trainer.output).abs().max() > 6.0
+    right = branches.record(lambda y: torch.atan2(y, torch.full((8,), 1.5, dtype=dtype)), trainer_x)
+    assert len(right.frame) == 0, "on the right it does not jump"
+    signed = branches.record(lambda y: torch.atan2(y * 0.0, torch.full((8,), -1.0, dtype=dtype)), trainer_x)
+    assert (signed.output > 3.0).all(), "a zero has no sign that decides"
 
 
 def test_a_threshold_at_zero_is_refused(branches: Any) -> None:

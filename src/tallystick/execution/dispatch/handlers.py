@@ -30,7 +30,9 @@ from tallystick.execution.dispatch.rows import ROW_HANDLERS
 from tallystick.execution.dispatch.sampling import SAMPLE_HANDLERS
 from tallystick.execution.dispatch.suppression import suppressed
 from tallystick.execution.dispatch.table import (
+    COMPARED,
     COMPARISONS,
+    CUT,
     EXACT,
     INSTEAD,
     LATTICES,
@@ -90,7 +92,7 @@ def _unknown(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[s
     name = table_name(func)
     if _is_of_shapes(args, kwargs):
         return func(*args, **kwargs)
-    if name not in here.smooth and any(map(is_float, tree_leaves((args, kwargs)))):
+    if name not in here.smooth and any(map(_is_real_or_complex, tree_leaves((args, kwargs)))):
         here.findings.unknown.add(name)
         if name in INSTEAD:
             raise Nondeterminism(
@@ -104,6 +106,10 @@ def _unknown(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[s
     return func(*args, **kwargs)
 
 
+def _is_real_or_complex(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
 def _is_of_shapes(args: Arguments, kwargs: dict[str, Any]) -> bool:
     """Whether a call makes tensors of the device ``meta``, which have no numbers: autograd asks so for a sum's shape."""
     tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
@@ -111,8 +117,8 @@ def _is_of_shapes(args: Arguments, kwargs: dict[str, Any]) -> bool:
     return is_asked or (bool(tensors) and all(each.device.type == "meta" for each in tensors))
 
 
-def _restricted(func: Operator) -> Handler:
-    """Return a handler that refuses the forms of ``func`` that jump, what they depend on looked up once."""
+def _restricted(func: Operator, handler: Handler | None = None) -> Handler:
+    """Return a handler that refuses the forms of ``func`` that jump, and leaves the others to ``handler``, or to torch."""
     restriction = RESTRICTED[table_name(func)]
     position, default = declared(func, restriction.argument)
 
@@ -120,7 +126,7 @@ def _restricted(func: Operator) -> Handler:
         value = args[position] if position < len(args) else kwargs.get(restriction.argument, default)
         if value is not None and restriction.jumps(value):
             _refuse_jumping_form(func, args, kwargs)
-        return func(*args, **kwargs)
+        return func(*args, **kwargs) if handler is None else handler(here, func, args, kwargs)
 
     return handle
 
@@ -191,6 +197,19 @@ def _equal(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str
     """Ask whether two tensors are the same, for the program to branch on: a decision of each pair of elements."""
     same_shape = args[0].shape == args[1].shape
     return _compare_tensors(here, func, args, kwargs) if same_shape else func(*args, **kwargs)
+
+
+def _angle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Take the angle of points, which jumps by a whole turn where they cross the left half of the first axis."""
+    y, x = args[0] + 0.0, args[1]  # no zero has a sign
+    dtype = torch.promote_types(y.dtype, x.dtype)
+    if not dtype.is_floating_point or 0 in (y.numel(), x.numel()):
+        return func(*args, **kwargs)
+    y, x = torch.broadcast_tensors(y.to(dtype), x.to(dtype))
+    axis = torch.where(x < 0.0, 0.0, math.nan).reshape(-1)
+    moved = here.forced(y, lambda _: axis.to(dtype))
+    result = torch.atan2(y if moved is None else moved, x)
+    return args[0].copy_(result) if func._schema.is_mutable else result
 
 
 def _logical(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -375,6 +394,7 @@ OWN_HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("aten::convolution", "aten::convolution_backward"), _convolution),
     **dict.fromkeys(("aten::sum", "aten::cumsum", "aten::prod", "aten::cumprod"), _total),
     **dict.fromkeys(LOGICAL, _logical),
+    "aten::atan2": _angle,
     "aten::equal": _equal,
     "aten::_to_copy": _cast,
     "aten::copy_": _copy,
@@ -384,14 +404,38 @@ OWN_HANDLERS: dict[str, Handler] = {
 }
 
 
+def _of_real_numbers(handler: Handler) -> Handler:
+    """Return ``handler`` for an operator that jumps of complex numbers, with whole powers excepted."""
+
+    def handle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        given = [each for each in args[:2] if isinstance(each, Tensor)]
+        if any(each.is_complex() and each.numel() for each in given) and not _is_whole_power(func, args):
+            raise Nondeterminism(
+                f"operator {func}: jumps, of complex numbers, and has no decision site; instead: write it with the real and the "
+                "imaginary part (atan2 and hypot for angle and size)"
+            )
+        return handler(here, func, args, kwargs)
+
+    return handle
+
+
+def _is_whole_power(func: Operator, args: Arguments) -> bool:
+    power = args[1] if table_name(func) == "aten::pow" else None
+    return isinstance(power, (int, float)) and float(power).is_integer()
+
+
 def handler_for(func: Operator) -> Handler:
     """Return what is done with calls of ``func``."""
-    name = table_name(func)
+    handler = _handler_for(func, table_name(func))
+    return _of_real_numbers(handler) if table_name(func) in CUT | COMPARED else handler
+
+
+def _handler_for(func: Operator, name: str) -> Handler:
     for key in (name, f"{name}.{func._schema.overload_name}"):
         if key in CHOICE_HANDLERS:
             return CHOICE_HANDLERS[key]
     if name in ROW_HANDLERS and not func._schema.is_mutable:
-        return ROW_HANDLERS[name]
+        return _restricted(func, ROW_HANDLERS[name]) if name in RESTRICTED else ROW_HANDLERS[name]
     if name in RANDOM:
         return _random
     if torch.Tag.nondeterministic_seeded in func.tags:

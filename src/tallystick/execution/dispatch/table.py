@@ -107,6 +107,16 @@ CHOICES = frozenset(
     }
 )
 
+# Smooth of real numbers, and jump of complex ones, along a cut from zero or from one; or compare numbers, which complex ones have
+# no decision for.
+CUT = frozenset(
+    f"aten::{name}"
+    for name in "acos acosh angle asin asinh atan atanh log log10 log1p log2 logit pow rsqrt sqrt".split()
+)
+COMPARED = COMPARISONS | {
+    f"aten::{name}" for name in "all any equal logical_and logical_not logical_or logical_xor nonzero".split()
+}
+
 # Ask of both their arguments whether they are zero.
 LOGICAL = frozenset({"aten::logical_and", "aten::logical_or", "aten::logical_xor"})
 
@@ -304,6 +314,10 @@ RESTRICTED: Mapping[str, Restriction] = {
             "say how many samples: with sampling_ratio=2, say, they do not follow from the size of a box",
         )
         for name in ("roi_align", "_roi_align_backward")
+    },
+    **{
+        f"aten::{name}": Restriction(argument, lambda order: order == 0, "count by ne and sum")
+        for name, argument in (("linalg_vector_norm", "ord"), ("norm", "p"))
     },
     "aten::_cdist_forward": Restriction("p", lambda p: p < 1.0, "use abs and sum"),
     "aten::_cdist_backward": Restriction(
