@@ -168,8 +168,9 @@ def _leave(number: int, _: FrameType | None) -> NoReturn:
 def _signals(
     handler: Callable[[int, FrameType | None], object], numbers: Sequence[signal.Signals]
 ) -> Generator[None]:
-    """Inside, signals are handled so."""
-    before = {number: signal.signal(number, handler) for number in numbers}
+    """Inside, signals are handled so; those that are ignored stay so, as ``nohup`` has it of a terminal that closes."""
+    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heeded}
     try:
         yield
     finally:

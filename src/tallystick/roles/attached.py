@@ -188,7 +188,7 @@ def arguments_of(arguments: list[str]) -> str:
 
 
 @contextmanager
-def _uncompiled() -> Generator[None]:
+def uncompiled() -> Generator[None]:
     """Inside, what ``torch.compile`` has compiled runs as it is written.
 
     A wrapped module is passed by: what its wrapper restores when it returns hides some operators behind it from dispatch modes.
@@ -245,7 +245,7 @@ class Attached:
 
     def listen(self) -> None:
         """Put hooks on model and optimizer, and have what is compiled run as it is written."""
-        self._compiler.enter_context(_uncompiled())
+        self._compiler.enter_context(uncompiled())
         self._handles = [
             self._model.register_forward_pre_hook(Hook(self._before_forward), prepend=True, with_kwargs=True),
             self._model.register_state_dict_pre_hook(Hook(lambda *_: self._close())),

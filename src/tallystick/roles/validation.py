@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
-from tallystick.execution.session.passed import PassedStep, PassingContext
 from tallystick.execution.session.session import Session
-from tallystick.numerics.policy import find_policy
+from tallystick.numerics.policy import Policy, find_policy
+from tallystick.roles.attached import uncompiled
+from tallystick.roles.loop import FROM_OPERATORS, Loop
+from tallystick.roles.recorder import Recorder
+
+COMPILED = "_compiled_call_impl"  # of a module that was compiled in place
 
 
 def validate(
@@ -27,19 +34,20 @@ def validate(
 ) -> list[str]:
     """Return everything that a recording of this model would refuse, each with what to do; nothing if it would refuse nothing.
 
-    Looked at are copies: model, optimizer, scheduler and torch's generators stay as they are. For instance::
+    Looked at are copies: model, optimizer, scheduler and the generators of torch, numpy and Python stay as they are. For
+    instance::
 
         for text in tallystick.validate(model, optimizer, loss=lambda model: criterion(model(x), y)):
             print(text)
 
-    What machines of other arithmetic make of it only steps show, whose noise is measured: ``tally check -- python train.py``.
+    What machines of other arithmetic make of it only an audit shows: ``tally check -- python train.py``.
 
     Args:
         model: whose forward passes are to be recorded.
         optimizer: over its parameters, or a list of several.
         scheduler: if there is one, or a list.
-        loss: the loss of one batch, by the model that it is given; without it no operator is looked at. It is computed once,
-            forwards and backwards.
+        loss: the loss of one batch, by the model that it is given; without it no operator is looked at. It is computed once; its
+            operators run several times, forwards and backwards, as in a run's first step: their noise is measured.
         policy: the name of the policy that it is to be recorded under.
         extra: further modules whose tensors are part of the state.
         smooth: operators outside the table that are declared continuous, as for ``tallystick.attach``.
@@ -50,21 +58,72 @@ def validate(
     """
     chosen, found = find_policy(policy), list[str]()
     try:
-        model, optimizer, scheduler, extra = copy.deepcopy((model, optimizer, scheduler, extra))
+        copied, optimizer, scheduler, extra = copy.deepcopy((model, optimizer, scheduler, extra))
     except (RuntimeError, TypeError, ValueError) as problem:
         raise InvalidInput(f"validate: model and optimizer have no copy: {problem}") from problem
-    session = Session(
-        model, optimizer, policy=chosen, seed=0, scheduler=scheduler, extra=extra, keeps_gradients=True, smooth=frozenset(smooth)
-    )  # fmt: skip
-    session.arithmetic.findings.refused = found
+    for own, other in zip(model.modules(), copied.modules(), strict=True):
+        if vars(own).get(COMPILED) is not None:
+            setattr(other, COMPILED, vars(own)[COMPILED])  # a copy leaves that behind, and hooks of tensors
+    for own, other in zip(model.parameters(), copied.parameters(), strict=True):
+        for hook in (own._backward_hooks or {}).values():
+            other.register_hook(hook)
+    trial = _Trial(chosen, found)
     try:
-        session.prepare()
-        if loss is not None:
-            session.widen()
-            with session.stepping(PassingContext(), form=PassedStep) as opened:
-                opened.open_capture(0)
-                opened.backward(loss(model), None)
-                opened.close_capture()
+        with _generators_kept(), uncompiled():
+            trial.prepare(copied, optimizer, scheduler, extra=extra, smooth=smooth)
+            trial.session.widen()
+            for module in copied.modules():
+                vars(module).pop(COMPILED, None)  # what it is made from is looked at as it is written
+            if loss is not None and not model.training:
+                found.append(
+                    "model is in evaluation mode, in which tallystick.attach begins no step; call model.train()"
+                )
+            if loss is not None:
+                with trial.step(FROM_OPERATORS):
+                    trial.backward(loss(copied))
+                    for each in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer:
+                        each.step()
     except (Nondeterminism, InvalidInput, ProtocolViolation) as problem:
         found.append(str(problem))
+    finally:
+        trial.abandon()
     return found
+
+
+class _Unwritten:
+    """Stands for a run's files and its program, of which a trial writes and asks nothing."""
+
+    specification: Any = None
+
+    def begin(self, *_: object) -> None:
+        """Have begun."""
+        self.specification = self
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class _Trial(Recorder):
+    """Records one step, with all that is refused on the way, and keeps nothing of it."""
+
+    def __init__(self, policy: Policy, found: list[str]) -> None:
+        Loop.__init__(self, policy, 0)
+        self.refused = found
+        self._steps, self._every = 1, 1
+        self._taken_up, self._left, self._noted = None, None, {}
+        self._program: Any = _Unwritten()
+        self._release: Any = self._program.release
+
+    def _begin_with(self, session: Session) -> None:
+        self._writer: Any = self._program
+
+
+@contextmanager
+def _generators_kept() -> Generator[None]:
+    """Put back afterwards what Python's and numpy's own generators hold."""
+    before, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(of_numpy)

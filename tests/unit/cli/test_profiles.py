@@ -37,6 +37,20 @@ def test_a_second_run_that_does_not_end_is_killed_and_said(tmp_path: Path) -> No
         run_aside(["version"], Profile(), {}, tmp_path, 0.0)
 
 
+def test_a_terminal_that_closes_does_not_end_what_nohup_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run hangs up on who asked for it."""
+    hang_up = f"import os\nos.kill({os.getpid()}, {int(signal.SIGHUP)})\nraise SystemExit(5)"
+    monkeypatch.setattr(profiles, "python", lambda *_: [sys.executable, "-c", hang_up])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_aside(["version"], Profile(), {}, tmp_path, 60.0) == 5
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 ASKING = """
 import signal, sys, tempfile
 from pathlib import Path

@@ -96,6 +96,18 @@ def test_a_place_beyond_the_image_is_no_decision(padding: str, aligned: bool, br
     assert len(branches.record(sampler((5, 5), "bilinear", padding, aligned), x).frame) == 0
 
 
+def test_places_far_beyond_the_image_widen_no_band(branches: Any) -> None:
+    """Perspective near the camera's plane: a place of 30,000 elements away made a model of depth too noisy to record."""
+    dtype = getattr(torch, branches.policy.compute)
+    near = beside(2.0 - UPPER - 0.004, 0.0, dtype)
+    far = torch.cat((near[:6], torch.tensor([3e4, -3e4], dtype=dtype)))
+    for x in (near, far):
+        found = branches.record(sampler((5, 5), "bilinear", "zeros", False), x)
+        assert len(found.frame) == 0
+        assert found.gradient.isfinite().all()
+    torch.testing.assert_close(found.gradient[6:], torch.zeros(2, dtype=dtype))
+
+
 def test_an_image_alone_is_trained_without_decisions_by_bilinear_samples(branches: Any) -> None:
     dtype = getattr(torch, branches.policy.compute)
     x = beside(2.0 - UPPER, 0.0, dtype)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,11 +37,13 @@ def test_all_that_is_refused_is_named_with_what_to_do_and_nothing_is_changed() -
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     before, drawn = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     found = tallystick.validate(model, optimizer, scheduler, loss=ones)
-    named = ("ReduceLROnPlateau", "rrelu_with_noise", "cummax", "embedding_renorm_")
+    named = (
+        "ReduceLROnPlateau", "rrelu_with_noise", "cummax", "embedding_renorm_", "rrelu_with_noise_backward", "table.weight",
+    )  # fmt: skip
     assert len(found) == len(named)
     for text, name in zip(found, named, strict=True):
         assert name in text
-        assert "; take" in text or "; instead: " in text
+        assert "; take" in text or "; instead: " in text or "; let the optimizer" in text
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(p.grad is None and p.dtype is torch.float32 for p in model.parameters())
@@ -55,6 +59,61 @@ def test_of_what_can_be_recorded_nothing_is_named(policy: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     assert tallystick.validate(model, optimizer, scheduler, loss=ones, policy=policy) == []
+
+
+class Jumping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * torch.heaviside(ctx.saved_tensors[0], torch.zeros(()))
+
+
+BACKWARDS: dict[str, tuple[Any, str]] = {
+    "an operator that is listed": (
+        lambda m: torch.cdist(m(torch.ones(2, 8)), torch.zeros(2, 2), p=1.0).sum(),
+        "_cdist_backward",
+    ),
+    "a function of one's own": (lambda m: Jumping.apply(m(torch.ones(2, 8))).sum(), "heaviside"),
+    "no gradient at all": (lambda m: m(torch.ones(2, 8)).detach().sum(), "does not require grad"),
+    "no number": (lambda m: ones(m) * float("nan"), "not finite"),
+}
+
+
+@pytest.mark.parametrize("what", BACKWARDS)
+def test_the_backward_pass_is_looked_at_too(what: str) -> None:
+    loss, named = BACKWARDS[what]
+    model = nn.Linear(8, 2)
+    if what == "no gradient at all":
+        with pytest.raises(RuntimeError, match=named):
+            tallystick.validate(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
+    else:
+        found = tallystick.validate(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
+        assert [named in text for text in found] == [True]
+    assert model.weight.grad is None
+
+
+def test_generators_stay_as_they_are() -> None:
+    model = nn.Linear(8, 2)
+    held = random.getstate(), np.random.get_state()[2], torch.get_rng_state().tolist()
+
+    def drawn(model: nn.Module) -> Tensor:
+        return ones(model) * (1.0 + random.random() + np.random.rand()) + torch.rand(())
+
+    assert tallystick.validate(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=drawn) == []
+    assert (random.getstate(), np.random.get_state()[2], torch.get_rng_state().tolist()) == held
+
+
+def test_what_a_copy_leaves_behind_is_looked_at_too() -> None:
+    hooked, compiled, waiting = nn.Linear(8, 2), nn.Linear(8, 2), nn.Linear(8, 2).eval()
+    hooked.weight.register_hook(lambda g: torch.heaviside(g, torch.zeros(())))
+    compiled.compile(backend="eager")
+    for model, named in ((hooked, "heaviside"), (compiled, "compiled"), (waiting, "evaluation mode")):
+        found = tallystick.validate(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=ones)
+        assert [named in text for text in found] == [True], found
 
 
 def test_several_things_of_an_optimizer_are_named_with_what_ends_the_trial() -> None:

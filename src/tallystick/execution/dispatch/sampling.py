@@ -69,6 +69,8 @@ def _in_cells(
     scale, shift = ((sizes - 1.0) / 2.0, 0.0) if aligned else (sizes / 2.0, -0.5)
     wide = grid.detach().double()
     place = (wide + 1.0) * scale + shift
+    if not reflected:  # beyond the image nothing jumps, and how far beyond says nothing of the noise within
+        place = place.clamp(min=-2.0).minimum(sizes + 1.0)
     border = torch.round(place - offset) + offset
     if not reflected:
         border = border.clamp(min=offset - 1.0).minimum(sizes - offset)

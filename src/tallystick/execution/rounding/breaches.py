@@ -146,10 +146,14 @@ def find_other_floors(
         own = [(noise[place].elements, noise[place].scales) for place in heard]
         stated = [(noise[place].elements, grid.scales) for place, grid in heard.items()]
         chosen, sizes = heard, [own, stated]
-    else:  # what is held keeps scales that say nothing of this step's
+    else:  # what is held keeps scales that say nothing of this step's, here as there
         chosen = {place: grid for place, grid in heard.items() if is_new(before.sites.get(place))}
-        asked = heard if usual is None else _heard(usual, yardstick)
-        sizes = [[(noise[place].elements, noise[place].scales) for place in asked]] if chosen else []
+        asked = noise if usual is None else usual.sites
+        own = [
+            (noise[place].elements, asked[place].scales)
+            for place in _heard(table if usual is None else usual, yardstick)
+        ]
+        sizes = [own] if chosen else []
     coarsest = [coarsest_quantum(policy, each) for each in sizes]
     found: list[tuple[Site | None, Excess]] = []
     for place, grid in chosen.items():

@@ -38,6 +38,7 @@ from tallystick.execution.rounding.grids import (
     lowest_floor,
     lowest_scale,
     may_be_lifted,
+    most_blocks,
     rise_since,
     row_scales_of,
     sampled_scale,
@@ -252,6 +253,10 @@ class HeaderChecks:
         doubt = (0.5, 2.0) if self.policy.autocast else (1.0 - unsure, 1.0 + unsure)
         own = {blocks_for(x, self.policy.row_scales, ROW_SPREAD * each) for each in doubt}
         own.add(noise.scales.size)  # a loop of one's own may measure more than it trains in this step
+        if (
+            noise.largest >= noise.rms
+        ):  # what there is of it is rounding errors, and so is how they lie on rows
+            own |= {1, most_blocks(x)}
         if grid.scales.size not in own:
             limit = f"{' or '.join(str(number) for number in sorted(own))} scales"
             self.excesses.append((place, Excess(name, limit, f"{grid.scales.size}")))
