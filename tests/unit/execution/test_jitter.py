@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -490,3 +491,29 @@ def test_the_largest_of_a_row_is_chosen_and_not_computed(order: float, moves: bo
     )
     moved = Jitter(3).around(op, (x, order, [1]), {}, lambda args, kwargs: op(*args, **kwargs))
     assert torch.equal(moved, op(x, order, [1])) == (not moves)
+
+
+OF_ONE: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(),
+    "sum of a side of one": lambda x: x.expand(5, 1).sum(dim=1),
+    "mean": lambda x: x.mean(dim=0),
+    "size": torch.linalg.vector_norm,
+    "norm": lambda x: torch.ops.aten.norm.Scalar(x, 2),
+    "what spectral_norm keeps of a layer with one output": lambda x: torch.nn.functional.normalize(x, dim=0),
+}
+
+
+@pytest.mark.parametrize("name", OF_ONE)
+def test_what_is_made_of_one_element_alone_does_not_move(name: str) -> None:
+    """A vector of one element over its size is 1 on every machine: audits under jitter called an honest run another one."""
+    x = torch.tensor([0.3])
+    for seed in range(5):
+        with JitterMode(Jitter(seed)):
+            found = OF_ONE[name](x)
+        assert torch.equal(found, OF_ONE[name](x))
+    longer = torch.tensor([0.3, 0.7])
+    moved = []
+    for seed in range(5):
+        with JitterMode(Jitter(seed)):
+            moved.append(longer.sum())
+    assert len({float(each) for each in moved}) > 1

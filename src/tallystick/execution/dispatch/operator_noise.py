@@ -151,6 +151,8 @@ MOVES: Mapping[str, tuple[str, tuple[object, ...]]] = {
     ),
 }
 """Operators that only choose or move values, or give whole numbers, where that argument is one of these."""
+OF_ONE = {"aten::sum": "", "aten::mean": "", "aten::linalg_vector_norm": "ord", "aten::norm": "p"}
+"""Operators that leave one element as it is, up to its sign, with the argument that names a norm's order."""
 
 
 def _noises(noise: Noise, names: str) -> dict[str, Noise]:
@@ -264,7 +266,19 @@ def find_noise(func: Operator) -> Noise | None:
 def only_moves(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> bool:
     """Whether this call of an operator that may add only puts values into places, or chooses between them."""
     name, values = MOVES.get(table_name(func), ("", ()))
-    return bool(values) and argument_named(func, args, kwargs, name) in values
+    is_moved = bool(values) and argument_named(func, args, kwargs, name) in values
+    return is_moved or (table_name(func) in OF_ONE and _adds_up_one(func, args, kwargs))
+
+
+def _adds_up_one(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> bool:
+    """Whether each result is made of one element alone: its sum and mean, and its size where that is a norm, as it is."""
+    x, dims = args[0], argument_named(func, args, kwargs, "dim")
+    order = argument_named(func, args, kwargs, OF_ONE[table_name(func)])
+    if not isinstance(x, Tensor) or order not in (None, 1, 2) or isinstance(order, bool):
+        return False
+    if dims is None or dims == [] or not x.dim():
+        return x.numel() == 1
+    return math.prod(x.shape[d] for d in ([dims] if isinstance(dims, int) else dims)) == 1
 
 
 @cache
