@@ -353,6 +353,33 @@ def test_distributions_elsewhere_on_the_path_are_installed(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("where", ["beside the script", "below the working folder"])
+def test_what_lies_beside_a_script_is_no_distribution_because_a_file_says_so(
+    where: str, tmp_path: Path
+) -> None:
+    """A run committed to the words "helper 1.0" in place of the file, and two auditors could be shown two of them."""
+    job = written(tmp_path / "mine")
+    place = job.parent if where == "beside the script" else tmp_path / "run" / "vendor"
+    (place / "helper-1.0.dist-info").mkdir(parents=True)
+    (place / "helper-1.0.dist-info" / "METADATA").write_text("Name: helper\nVersion: 1.0\n")
+    (place / "helper-1.0.dist-info" / "top_level.txt").write_text("added\n")
+    (place / "added.py").write_text("FACTOR = 2.0\n")
+    script = job.parent / "script.py"
+    script.write_text(
+        "import added\nfrom tallystick.roles.loop import main_program\n"
+        "program = main_program(__file__).collect()[0]\n"
+        "assert [file.name for file in program.files] == ['added.py', 'script.py'], program\n"
+        "assert 'helper' not in program.distributions\n"
+    )
+    (tmp_path / "run").mkdir(exist_ok=True)
+    paths = [str(place), *filter(None, sys.path)]
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path / "run",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def spoil_link(place: Path) -> None:
     (place / "helper.py").unlink()
     (place / "helper.py").symlink_to(place / "drawn.py")

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import site
 import stat
+import sys
 import sysconfig
 from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -58,7 +59,15 @@ def places() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     sites = {paths["purelib"], paths["platlib"], *site.getsitepackages(), site.getusersitepackages()}
     # PYTHONPATH and .pth files add more; a distribution with an egg-info may lie in its own sources, under work.
     found = importlib.metadata.distributions()
-    sites |= {str(each.locate_file("")) for each in found if each.read_text("METADATA") is not None}
+    others = {each.locate_file("") for each in found if each.read_text("METADATA") is not None}
+    # What lies beside the main program, or below where it runs, is no distribution because a file there says so.
+    main = vars(sys.modules["__main__"]).get("__file__")
+    beside = {Path.cwd().resolve(), *([Path(main).resolve().parent] if isinstance(main, str) else [])}
+    sites |= {
+        str(each)
+        for each in others
+        if beside.isdisjoint((place := Path(str(each)).resolve(), *place.parents))
+    }
     return (
         tuple({Path(place).resolve() for place in sites}),
         tuple({Path(paths[name]).resolve() for name in ("stdlib", "platstdlib")}),

@@ -69,7 +69,7 @@ def test_a_follower_is_in_the_recorded_cell(
     dtype = getattr(torch, branches.policy.compute)
     away = 1e-13 if dtype == torch.float64 else 1e-6
     sample = sampler(sizes, mode, padding, aligned)
-    point -= UPPER
+    point -= UPPER if mode == "bilinear" else 0.0
     trainer = branches.record(sample, beside(point, away, dtype))
     assert len(trainer.frame) > 0
 
@@ -112,9 +112,7 @@ def test_an_image_alone_is_trained_without_decisions_by_bilinear_samples(branche
     dtype = getattr(torch, branches.policy.compute)
     x = beside(2.0 - UPPER, 0.0, dtype)
     assert len(branches.record(sampler((5, 5), "bilinear", "zeros", False, "image"), x).frame) == 0
-    nearest = branches.record(
-        sampler((5, 5), "nearest", "zeros", False, "image"), beside(2.5 - UPPER, 0.0, dtype)
-    )
+    nearest = branches.record(sampler((5, 5), "nearest", "zeros", False, "image"), beside(2.5, 0.0, dtype))
     assert len(nearest.frame) == 2, "of the sample, and of the gradient of the image"
 
 
@@ -126,6 +124,38 @@ def test_bicubic_samples_have_a_gradient_that_does_not_jump(padding: str, branch
         below, above = (branches.record(sample, beside(point, away, dtype)) for away in (-1e-5, 1e-5))
         assert len(below.frame) == len(above.frame) == 0
         torch.testing.assert_close(below.gradient, above.gradient, atol=1e-3, rtol=0.0)
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_of_two_elements_as_near_the_even_one_is_taken_as_torch_does(size: int, branches: Any) -> None:
+    """Whole numbers of quarters, which every kernel computes exactly."""
+    dtype = getattr(torch, branches.policy.compute)
+    picture = torch.arange(1.0, size + 1.0, dtype=dtype).reshape(1, 1, 1, size)
+    x = (torch.arange(-size, size + 1.0, dtype=dtype) / size).reshape(1, 1, -1, 1)
+
+    def sample(x: Tensor) -> Tensor:
+        grid = torch.cat((x, torch.zeros_like(x)), dim=-1)
+        return F.grid_sample(picture, grid, mode="nearest", align_corners=False).reshape(-1)
+
+    if size == 4:  # a fifth is no sum of powers of two
+        assert torch.equal(branches.record(sample, x).output, sample(x))
+    follower = branches.follow(sample, x, branches.record(sample, x).frame)
+    assert follower.violations == []
+
+
+def test_the_gradient_of_the_image_is_that_of_the_places_as_they_are(branches: Any) -> None:
+    dtype = getattr(torch, branches.policy.compute)
+    at = places(torch.tensor([1.0, 2.0, 3.0, 2.0 - UPPER / 2, 1.5, 0.25], dtype=dtype), (5, 5), True)
+
+    def sample(x: Tensor) -> Tensor:
+        return F.grid_sample(x.reshape(1, 1, 5, 5), at * 1.0 + 0.0 * x.sum(), align_corners=True).reshape(-1)
+
+    x = torch.cos(torch.arange(25.0, dtype=dtype))
+    found = branches.record(sample, x)
+    leaf = x.clone().requires_grad_()
+    y = F.grid_sample(leaf.reshape(1, 1, 5, 5), at, align_corners=True).reshape(-1)
+    (y * torch.linspace(1.0, 2.0, 3, dtype=dtype)).sum().backward()
+    assert torch.equal(found.gradient, leaf.grad)
 
 
 def test_a_side_of_one_element_has_no_cells_to_choose_from(branches: Any) -> None:

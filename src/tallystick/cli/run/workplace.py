@@ -24,6 +24,7 @@ MOST_ENTRIES = 100_000  # of a folder and below that are looked at; what lies de
 COPIED = 1 << 30  # bytes of files that are copied, the smallest first; and of what is free this share at most
 SHARE_COPIED = 4
 CACHES = "__pycache__"
+DEEPEST = 100  # folders within each other that are looked into
 AS_A_WHOLE = (".git", CACHES, "node_modules")  # not looked into; nor is an environment of Python's
 MIRROR_TIME = 2_400_000_000 * 10**9  # nanoseconds; of two files in a copy the other one is newer
 BETWEEN = r":=,;'\"\s"  # what may stand before a path, or behind it
@@ -49,7 +50,9 @@ class FolderListing:
             parent = name.rpartition("/")[0]
             if parent in within:
                 within.add(name)
-            elif CACHES in name or any(each.is_relative_to(self.path / name) for each in self.besides):
+            elif CACHES in name.split("/") or any(
+                each.is_relative_to(self.path / name) for each in self.besides
+            ):
                 continue
             elif parent in self.opened or parent not in self.names:
                 made.append(name)
@@ -64,16 +67,16 @@ class FolderListing:
         Sources come before all others: what one of them finds from where it lies (``Path(__file__).resolve()``) is to be found
         here.
         """
-        left_out, files, real = set(without), list[tuple[bool, int, str]](), self.path.resolve()
+        left_out, files, real = set(without), list[tuple[bool, int, str]](), _real(self.path)
         for name in sorted(self.names, key=lambda each: each.split("/")):
             source = self.path / name
             if name in left_out or name.rpartition("/")[0] in left_out:
                 left_out.add(name)
-            elif name.endswith(CACHES):  # what is compiled there is compiled from other files
+            elif name.rpartition("/")[2] == CACHES:  # what is compiled there is compiled from other files
                 continue
             elif name in self.opened:
                 (place / name).mkdir()
-            elif source.is_symlink() and (leads := source.resolve()).is_relative_to(real):
+            elif source.is_symlink() and (leads := _real(source)).is_relative_to(real):
                 (place / name).symlink_to(place / leads.relative_to(real))
             elif source.is_file():
                 files.append((not name.endswith(".py"), source.stat().st_size, name))
@@ -108,6 +111,7 @@ def list_folder(path: Path, besides: Sequence[Path] = ()) -> FolderListing:
     names, opened, seen = set[str](), list[str](), set[str]()
     top, left_out = path.absolute(), frozenset(str(each.absolute()) for each in besides)
     above = {str(top), *map(str, top.parents)}
+    seen |= {os.path.realpath(each) for each in besides} - {os.path.realpath(top)}
     # A folder, and where it really lies, is listed before where links lead to it.
     todo, links = deque([("", os.path.realpath(top))]), deque[str]()
     while todo or links:
@@ -129,13 +133,19 @@ def list_folder(path: Path, besides: Sequence[Path] = ()) -> FolderListing:
         for entry in found:
             name = f"{folder}/{entry.name}" if folder else entry.name
             names.add(name)
-            if entry.name in AS_A_WHOLE or entry.path in left_out or not _is_folder(entry):
+            is_deep = name.count("/") >= DEEPEST
+            if is_deep or entry.name in AS_A_WHOLE or entry.path in left_out or not _is_folder(entry):
                 continue
             if entry.is_symlink():
                 links.append(name)
             else:
                 todo.append((name, f"{real.rstrip(os.sep)}/{entry.name}"))
     return FolderListing(path, frozenset(names), frozenset(opened), besides)
+
+
+def _real(path: Path) -> Path:
+    """Return where links lead; of those that lead in a circle, one of them."""
+    return Path(os.path.realpath(path))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
