@@ -204,3 +204,15 @@ def test_a_program_that_ends_before_its_run_accuses_of_what_differed_until_then(
         assert tally("audit", "run")[1]["verdict"] == "mismatch"
     else:
         assert (code, report["verdict"], report["first"]["step"]) == (1, "mismatch", 13)
+
+
+def test_a_model_that_casts_to_float32_is_evaluated_and_gone_on_with_under_fp64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Within a step that is lifted; outside, float32 met weights of float64, and an audit of a part of the run died of it."""
+    monkeypatch.chdir(tmp_path)
+    program = ("--", "python", str(PROGRAM.with_name("pixels.py")))
+    options = ("--policy", "fp64", "--checkpoint-every", "4", "--run", "run")
+    assert main(["record", *options, *program]) == 0
+    assert main(["audit", "run", "--steps", "4:8", "--profile", "sse4", *program]) == 0
+    assert "1 of 1 match" in capfd.readouterr().out

@@ -394,7 +394,9 @@ def test_resuming_names_what_the_script_made_when_it_began(
     assert main([*command, *program]) == 2
     (whole := tmp_path.parent / "whole").touch()
     assert main([*command, "--resume", *program]) == 2
-    assert "or remove what the program made when it began: cache" in capfd.readouterr().err.replace("\n", " ")
+    assert "where there is what it made itself, remove that: cache" in capfd.readouterr().err.replace(
+        "\n", " "
+    )
     Path("cache").unlink()
     assert main([*command, "--resume", *program]) == 0
     whole.unlink()

@@ -16,7 +16,7 @@ from tallystick.numerics.log import Kind, SiteAddress, decode_frame
 from tallystick.numerics.log_bytes import Reader
 from tallystick.numerics.policy import move_budget
 from tallystick.reports.layout import GOOD, UNSURE, Page, Row, Table, counted, duration, page, picked, share
-from tallystick.run.documents import Specification
+from tallystick.run.documents import UNANNOUNCED, Specification
 from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
 
@@ -157,6 +157,8 @@ class RunSummary:
         """Return whether the run is finished, and how many steps it has."""
         if self.finished:
             return f"finished: {counted(self.steps, 'step')}"
+        if self.specification.steps == UNANNOUNCED:
+            return f"not finished: {counted(self.steps, 'step')}"
         return f"not finished: {self.steps:,} of {counted(self.specification.steps, 'step')}"
 
     def rows(self) -> list[Row]:

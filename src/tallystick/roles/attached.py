@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.execution.dispatch.capture import Widened
 from tallystick.execution.joint_optimizer import joined
 from tallystick.execution.session.hooks import Hook
 from tallystick.execution.session.session import HasRun
@@ -224,7 +225,7 @@ class Attached:
         self._loop, self._model, self._optimizers, self._wanted = loop, model, optimizers, wanted
         self._step: AbstractContextManager[Any] | None = None
         self._handles: list[Any] = []
-        self._compiler = ExitStack()
+        self._compiler, self._widening = ExitStack(), ExitStack()
         self._backward: Callable[..., None] | None = None
         self._method: Any = None
         self._is_to_end = False
@@ -248,6 +249,7 @@ class Attached:
         self._compiler.enter_context(uncompiled())
         self._handles = [
             self._model.register_forward_pre_hook(Hook(self._before_forward), prepend=True, with_kwargs=True),
+            self._model.register_forward_hook(Hook(lambda *_: self._widening.close()), always_call=True),
             self._model.register_state_dict_pre_hook(Hook(lambda *_: self._close())),
             *(
                 each.register_load_state_dict_pre_hook(Hook(self._before_loading))
@@ -351,6 +353,9 @@ class Attached:
         compute = self._loop.session.arithmetic.compute
         if compute is torch.float32:
             return None
+
+        if compute is torch.float64 and not self._loop.session.is_capturing:  # an evaluation, say
+            self._widening.enter_context(Widened())
 
         def cast(value: Any) -> Any:
             is_float = isinstance(value, Tensor) and value.is_floating_point()
@@ -471,4 +476,5 @@ class Attached:
             handle.remove()
         self._handles = []
         self._compiler.close()
+        self._widening.close()
         self._restore_backward()

@@ -222,7 +222,8 @@ class Loop(ABC, Generic[Result]):
             opened.close_capture()
             if self._micro_batch == 0:
                 raise ProtocolViolation(
-                    f"step {session.step}: recorder.backward(loss) was not called; loss.backward() alone does not record the loss"
+                    f"step {session.step}: no backward pass of a loss was seen: call loss.backward(), in a Recorder's own loop "
+                    "recorder.backward(loss); gradients that torch.func or torch.autograd.grad makes are none"
                 )
             opened.go_on()
             fingerprint = opened.finish()

@@ -83,7 +83,7 @@ class TakenUp:
         if self.done == self.stated.steps < own.steps:
             if self.done % self.stated.checkpoint_every:
                 raise InvalidInput(
-                    f"--resume: the run ended after {self.done} steps, between two checkpoints; there is nothing to go on with"
+                    f"--resume: the run is complete: it ended after {self.done} steps, between two checkpoints"
                 )
             self.stated = replace(self.stated, steps=own.steps)
         verify_same_order(self.stated, replace(own, notes=self.stated.notes))

@@ -57,6 +57,7 @@ def validate(
         Exception: whatever ``loss`` raises by itself.
     """
     chosen, found = find_policy(policy), list[str]()
+    _verify_arguments(model, optimizer, loss, extra)
     try:
         copied, optimizer, scheduler, extra = copy.deepcopy((model, optimizer, scheduler, extra))
     except (RuntimeError, TypeError, ValueError) as problem:
@@ -80,7 +81,7 @@ def validate(
                 )
             if loss is not None:
                 with trial.step(FROM_OPERATORS):
-                    trial.backward(loss(copied))
+                    trial.backward(_single(loss(copied)))
                     for each in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer:
                         each.step()
     except (Nondeterminism, InvalidInput, ProtocolViolation) as problem:
@@ -88,6 +89,29 @@ def validate(
     finally:
         trial.abandon()
     return found
+
+
+def _verify_arguments(model: object, optimizer: object, loss: object, extra: object) -> None:
+    several = [*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer]
+    for is_one, what, given in (
+        (isinstance(model, nn.Module), "model is to be a torch.nn.Module", model),
+        (
+            bool(several) and all(isinstance(each, torch.optim.Optimizer) for each in several),
+            "optimizer is to be a torch.optim.Optimizer, or a list of several",
+            optimizer,
+        ),
+        (loss is None or callable(loss), "loss is to be a function of the model", loss),
+        (extra is None or isinstance(extra, Mapping), "extra is to be modules by name", extra),
+    ):
+        if not is_one:
+            raise InvalidInput(f"validate: {what}, is {type(given).__name__}")
+
+
+def _single(loss: object) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InvalidInput(f"loss is to return one number as a tensor, returned {given}")
+    return loss
 
 
 class _Unwritten:

@@ -34,6 +34,7 @@ from tallystick.roles.initial_state import Beginning
 from tallystick.roles.operator_dispute import Cost, OperatorResult
 from tallystick.roles.referee import DisputeResult
 from tallystick.run.documents import (
+    UNANNOUNCED,
     JobRecord,
     Notes,
     PolicyRecord,
@@ -142,6 +143,11 @@ def test_an_unfinished_run_says_so_and_has_no_root(tmp_path: Path) -> None:
     assert fields["state_root"] == SPECIFICATION.initial_state
     assert "not finished: 1 of 3 steps" in joined(report)
     assert "committed after 0 steps" in joined(report)
+    directory = written(tmp_path / "unannounced", 1)
+    document = replace(SPECIFICATION, steps=UNANNOUNCED).encode()
+    directory.write_document(directory.specification_path, document)
+    unannounced = read_run(directory)
+    assert "not finished: 1 step " in joined(unannounced), "a script has not said how many"
 
 
 def test_a_run_without_a_step_divides_nothing_by_zero(tmp_path: Path) -> None:

@@ -131,6 +131,20 @@ def test_what_cannot_be_looked_at_is_an_error_and_a_loss_may_raise_what_it_likes
     with pytest.raises(InvalidInput, match="policy"):
         tallystick.validate(model, optimizer, policy="fp8")
 
+    given: Any
+    for named, given in {
+        "model is to be .* is dict": ({}, optimizer),
+        "optimizer is to be .* is generator": (model, model.parameters()),
+        "optimizer is to be .* is list": (model, []),
+        "loss is to be a function .* is Tensor": (model, optimizer, None, ones(model)),
+        "extra is to be modules by name, is list": (model, optimizer, None, None, [model]),
+    }.items():
+        settings = dict(zip(("loss", "extra"), given[3:], strict=False))
+        with pytest.raises(InvalidInput, match=f"validate: {named}"):
+            tallystick.validate(*given[:3], **settings)
+    shapeless = tallystick.validate(model, optimizer, loss=lambda m: m(torch.ones(2, 8)))
+    assert shapeless == ["loss is to return one number as a tensor, returned a tensor of shape (2, 2)"]
+
     def fails(_: Any) -> Tensor:
         raise KeyError("mine")
 

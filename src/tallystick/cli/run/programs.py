@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -199,9 +200,9 @@ def _load(name: str, *, is_module: bool) -> tuple[ModuleType, CodeType]:
     """Return a new main module for a program and its code, none of which has run."""
     main, file = ModuleType("__main__"), Path(name)
     if is_module:
-        spec = importlib.util.find_spec(name)
+        spec = _found(name)
         if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{name}.__main__")
+            spec = _found(f"{name}.__main__")
         if spec is None or spec.origin is None:
             raise InvalidInput(f"python -m {name}: there is no such module, or it is no program")
         main.__spec__, main.__package__, file = spec, spec.parent, Path(spec.origin)
@@ -210,6 +211,18 @@ def _load(name: str, *, is_module: bool) -> tuple[ModuleType, CodeType]:
         return main, compile(file.read_bytes(), main.__file__, "exec")
     except (SyntaxError, OSError) as problem:
         raise InvalidInput(f"{name}: cannot be run: {problem}") from problem
+
+
+def _found(name: str) -> ModuleSpec | None:
+    """Return where a module lies, whose packages are imported for that; None if it or one of them is not there."""
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as problem:
+        if problem.name is None or not f"{name}.".startswith(f"{problem.name}."):
+            raise InvalidInput(
+                f"python -m {name}: a package that it is in cannot be imported: {problem}"
+            ) from problem
+        return None
 
 
 def _run(name: str, main: ModuleType, code: CodeType) -> None:

@@ -191,7 +191,9 @@ def _record_program(
         if not (there := sorted(workplace.names.intersection(made))):
             raise
         named = ", ".join(there)[:200]
-        raise InvalidInput(f"{problem}; or remove what the program made when it began: {named}") from problem
+        raise InvalidInput(
+            f"{problem}. If the program does something else where there is what it made itself, remove that: {named}"
+        ) from problem
     finally:
         if place.specification_path.exists():
             _note_made_files(place, workplace)

@@ -143,7 +143,7 @@ class Capture(TorchDispatchMode):
             handler = _HANDLERS[func] = handler_for(func)
         if here.compute is torch.float64 and kwargs.get("dtype") in NARROW:
             here.findings.lifted.add(table_name(func))
-            kwargs = {**kwargs, "dtype": torch.float64}
+            kwargs = _lifted(kwargs)
         if self.widens:
             args, kwargs = widened(func, args, kwargs)
         try:
@@ -157,6 +157,23 @@ class Capture(TorchDispatchMode):
                 raise
             here.findings.refuse(str(problem))
             return func(*args, **kwargs)
+
+
+class Widened(TorchDispatchMode):
+    """Inside, operators compute in float64 as a step's do, whatever they are given; nothing is decided, drawn or noted."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Operator, types: Any, args: Arguments = (), kwargs: Any = None) -> Any:
+        """Run ``func``."""
+        args, kwargs = widened(func, args, _lifted(kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _lifted(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "dtype": torch.float64} if kwargs.get("dtype") in NARROW else kwargs
 
 
 @contextmanager
