@@ -32,7 +32,8 @@ class Kernels(BuildHookInterface):
         if done.returncode:
             raise RuntimeError("the kernels could not be compiled")
         build_data["artifacts"] += [
-            f"src/tallystick/numerics/libkernels.{kind}" for kind in ("so", "dylib", "dll")
+            "src/tallystick/roles/libelsewhen.so",
+            *(f"src/tallystick/numerics/libkernels.{kind}" for kind in ("so", "dylib", "dll")),
         ]
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

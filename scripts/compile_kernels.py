@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Compile the kernels of tallystick.numerics into one shared library beside their Python module.
 
+On Linux with glibc so is what a judge's processes have for a calendar of their own (tallystick.roles.rebuilt).
+
 Run by the build (hatch_build.py) and by hand after an edit of the C sources. ``CC`` names another compiler than
 ``cc``; it may hold arguments, such as ``python -m ziglang cc``. Exit code 3: no compiler was found.
 """
@@ -8,6 +10,7 @@ Run by the build (hatch_build.py) and by hand after an edit of the C sources. ``
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -28,6 +31,8 @@ SOURCES = (
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
 # No contraction and no fast-math: the bits must not depend on the compiler. The two -fno flags change no value.
 FLAGS = "-O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -fvisibility=hidden -fPIC -shared"
+CALENDAR = ROOM.parent / "roles" / "elsewhen.c"
+CALENDAR_FLAGS = "-O2 -std=gnu11 -fPIC -shared"
 
 
 def find_compiler() -> list[str] | None:
@@ -40,7 +45,7 @@ def find_compiler() -> list[str] | None:
 
 
 def main() -> int:
-    """Compile; nothing is replaced if that fails."""
+    """Compile; of what fails nothing is replaced."""
     compiler = find_compiler()
     if compiler is None:
         print(
@@ -48,14 +53,16 @@ def main() -> int:
             file=sys.stderr,
         )
         return 3
-    target = ROOM / LIBRARY
-    fresh = target.with_suffix(".new")
-    sources = [str(ROOM / name) for name in SOURCES]
-    done = subprocess.run([*compiler, *FLAGS.split(), "-o", str(fresh), *sources, "-lm"], check=False)
-    if done.returncode:
-        print(f"compile_kernels: {shlex.join(compiler)} failed", file=sys.stderr)
-        return 1
-    fresh.replace(target)
+    built = [(ROOM / LIBRARY, FLAGS, [ROOM / name for name in SOURCES], ["-lm"])]
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        built.append((CALENDAR.with_name("libelsewhen.so"), CALENDAR_FLAGS, [CALENDAR], ["-ldl"]))
+    for target, flags, sources, libraries in built:
+        fresh = target.with_suffix(".new")
+        command = [*compiler, *flags.split(), "-o", str(fresh), *map(str, sources), *libraries]
+        if subprocess.run(command, check=False).returncode:
+            print(f"compile_kernels: {shlex.join(compiler)} failed", file=sys.stderr)
+            return 1
+        fresh.replace(target)
     return 0
 
 

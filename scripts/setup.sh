@@ -25,6 +25,7 @@ import hashlib, pathlib, sys
 state = hashlib.sha256()
 for part in (*(pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "constraints.txt", "scripts/setup.sh",
                                                              "hatch_build.py", "scripts/compile_kernels.py",
+                                                             "src/tallystick/roles/elsewhen.c",
                                                              *sorted(map(str, pathlib.Path("src/tallystick/numerics").glob("*.[ch]"))))),
              str(pathlib.Path.cwd()).encode(), sys.argv[1].encode(), sys.argv[2].encode()):
     state.update(len(part).to_bytes(8, "little") + part)

@@ -36,6 +36,7 @@ from tallystick.errors import InvalidInput
 from tallystick.execution.determinism import X86_ONLY, Profile
 from tallystick.execution.job import JobSource
 from tallystick.roles.costs import Ledger
+from tallystick.roles.elsewhen import calendar_of
 from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.version import __version__
 
@@ -215,6 +216,7 @@ class PanelMember:
         other = {} if self.elsewhen is None else {"PYTHONHASHSEED": str(self.elsewhen)}
         if self.elsewhen:
             other["TZ"] = f"TAL{5 * self.elsewhen}"  # so many hours behind Greenwich
+            other |= calendar_of(self.elsewhen)
         paths = os.pathsep.join(path for path in sys.path if path)
         return {**os.environ, **self.profile.environment(), **other, "PYTHONPATH": paths}
 

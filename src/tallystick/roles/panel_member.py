@@ -26,7 +26,7 @@ from tallystick.roles.audit_report import Deviation
 from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operator_replay import find_structure
 from tallystick.roles.panel import Opinion, asked_of
-from tallystick.roles.rebuilt import ELSEWHERE_SECONDS, STEPS_BEFORE, shift_clock, shift_place
+from tallystick.roles.rebuilt import STEPS_BEFORE, shift_place
 from tallystick.roles.referee import find_other_beginning
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.step_judge import StepJudge
@@ -199,7 +199,6 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     profile = parse_profile(sys.argv[1])
-    shift_clock(int(sys.argv[2]) * ELSEWHERE_SECONDS)
     shift_place(int(sys.argv[2]))
     before = STEPS_BEFORE if int(sys.argv[2]) else 0
     lines = iter(sys.stdin.buffer)

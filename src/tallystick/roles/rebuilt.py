@@ -9,26 +9,22 @@ another one for whoever begins at a checkpoint.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import platform
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
-from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import Any
 
 from tallystick.commit.state import HeldState
 from tallystick.execution.job import JobSource
+from tallystick.roles.elsewhen import NO_CALENDARS, has_calendars
 from tallystick.roles.panel import PanelQuestion, opinions_on, same_arithmetic
 
-ELSEWHERE_SECONDS = 400 * 86400 + 12345  # another year, month, weekday, hour and minute
 MANY_PROCESSORS = 61
 STEPS_BEFORE = 2  # that a process takes before the one that all repeat
-Kinds = dict[str, type[datetime.date]]
 PARTS = {
     "settings": "optimizer and scheduler",
     "built": "what is not trained",
@@ -52,6 +48,8 @@ def find_unsteady(
     """
     if source is None or type(source) is not JobSource:
         return None
+    if not has_calendars():
+        return NO_CALENDARS
     said = opinions_on(PanelQuestion("same", run, run, source, step, agreed=state), same_arithmetic())
     found: list[Mapping[str, str]] = []
     for opinion in said:
@@ -66,76 +64,6 @@ def find_unsteady(
         "an unseeded generator, the clock, the time zone, the order of a directory, a count kept beside the state? Sort sets and "
         "names of files, seed generators in build() and batch(), keep counts in buffers"
     )
-
-
-def shift_clock(seconds: int) -> None:
-    """Let all that this process asks of the calendar, from now on, be so much later; what is imported already keeps its own."""
-    if not seconds:
-        return
-    now, now_ns, strftime = time.time, time.time_ns, time.strftime
-    later: dict[str, Any] = {"time": lambda: now() + seconds, "time_ns": lambda: now_ns() + seconds * 10**9}
-    for name in ("localtime", "gmtime", "ctime"):
-        at: Any = getattr(time, name)
-        later[name] = lambda given=None, at=at: at(time.time() if given is None else given)
-    later["strftime"] = lambda form, given=None: strftime(form, time.localtime() if given is None else given)
-    for name, function in later.items():
-        setattr(time, name, function)
-    apart = datetime.timedelta(seconds=seconds)
-
-    class Later(datetime.datetime, metaclass=_InPlace):
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
-            return super().now(tz) + apart
-
-        @classmethod
-        def utcnow(cls) -> Any:
-            return super().now(datetime.UTC).replace(tzinfo=None) + apart
-
-        @classmethod
-        def today(cls) -> Any:
-            return cls.now()
-
-    class LaterDay(datetime.date, metaclass=_InPlace):
-        @classmethod
-        def today(cls) -> Any:
-            return Later.now().date()
-
-    own: Kinds = {"datetime": datetime.datetime, "date": datetime.date}
-    _take_kinds({"datetime": Later, "date": LaterDay})
-    loader: Any = ExtensionFileLoader
-    for name in ("create_module", "exec_module"):
-        load = getattr(loader, name)
-        # Compiled code lays out its own kinds behind those of the interpreter, and would die of others.
-        setattr(loader, name, lambda self, given, load=load: _within(own, load, self, given))
-
-
-class _InPlace(type):
-    """Of a class that stands for the one that it is made from: whatever is of that is of this; not so of what is made from it."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return type.__instancecheck__(cls._stands_for(), instance)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return type.__subclasscheck__(cls._stands_for(), subclass)
-
-    def _stands_for(cls) -> type:
-        above = cls.__mro__[1]
-        return cls if isinstance(above, _InPlace) else above
-
-
-def _take_kinds(kinds: Kinds) -> None:
-    for name, kind in kinds.items():
-        setattr(datetime, name, kind)
-
-
-def _within(own: Kinds, load: Callable[..., Any], *given: Any) -> Any:
-    """Return what ``load`` does where ``datetime`` has its own kinds."""
-    later: Kinds = {name: getattr(datetime, name) for name in own}
-    _take_kinds(own)
-    try:
-        return load(*given)
-    finally:
-        _take_kinds(later)
 
 
 def shift_place(number: int) -> None:
@@ -163,12 +91,23 @@ def shift_place(number: int) -> None:
     }
     for name, function in later.items():
         if hasattr(os, name):
-            setattr(os, name, function)
+            setattr(os, name, _Function("os", name, function))
+    for module in (socket, platform):
+        name = "gethostname" if module is socket else "node"
+        setattr(module, name, _Function(module.__name__, name, lambda: f"elsewhere-{number}"))
 
-    def name_elsewhere() -> str:
-        return f"elsewhere-{number}"
 
-    socket.gethostname = platform.node = name_elsewhere
+class _Function:
+    """Stands for a function of the interpreter's: no method where a class holds it, and pickled by its name."""
+
+    def __init__(self, module: str, name: str, call: Callable[..., Any]) -> None:
+        self.__module__, self.__name__, self.__qualname__, self._call = module, name, name, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __reduce__(self) -> str:
+        return self.__name__
 
 
 class _Entries:

@@ -114,9 +114,8 @@ class Request:
         """Inside, make the answer; it is written at the end, or else what was raised."""
         answer: dict[str, Any] = {}
         if self.elsewhere:
-            from tallystick.roles.rebuilt import ELSEWHERE_SECONDS, shift_clock, shift_place
+            from tallystick.roles.rebuilt import shift_place
 
-            shift_clock(self.elsewhere * ELSEWHERE_SECONDS)
             shift_place(self.elsewhere)
         try:
             yield answer

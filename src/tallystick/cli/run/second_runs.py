@@ -243,6 +243,10 @@ class SecondRuns:
         Where a copy of the folder is at fault, they run in the folder itself from here on.
         """
         from tallystick.roles.courses import ProgramCourse
+        from tallystick.roles.elsewhen import NO_CALENDARS, has_calendars
+
+        if not has_calendars():
+            return NO_CALENDARS
 
         def asked(name: str) -> ProgramCourse | TallyError:
             try:
@@ -332,5 +336,11 @@ class SecondRuns:
 
 def _other_surroundings(number: int) -> dict[str, str]:
     """Return variables of which Python makes something else on each machine, and that a program need not read for that."""
+    from tallystick.roles.elsewhen import calendar_of
+
     own = os.environ.get(HASH_SEED, "")
-    return {HASH_SEED: str(number + (own == str(number)) * 2), "TZ": ZONES[number - 1]}
+    return {
+        HASH_SEED: str(number + (own == str(number)) * 2),
+        "TZ": ZONES[number - 1],
+        **calendar_of(number),
+    }
