@@ -11,7 +11,9 @@ from pathlib import Path
 
 ELSEWHERE_SECONDS = 400 * 86400 + 12345  # another year, month, weekday, hour and minute
 CALENDAR = Path(__file__).with_name("libelsewhen.so")
-NO_CALENDARS = "no other process can have another calendar on this machine: Linux with glibc gives it one, where tallystick was built"
+NO_CALENDARS = (
+    "no other process can have another calendar on this machine: that takes Linux with glibc, and a compiler"
+)
 
 
 def has_calendars() -> bool:

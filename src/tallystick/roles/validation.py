@@ -58,16 +58,7 @@ def validate(
     """
     chosen, found = find_policy(policy), list[str]()
     _verify_arguments(model, optimizer, loss, extra)
-    try:
-        copied, optimizer, scheduler, extra = copy.deepcopy((model, optimizer, scheduler, extra))
-    except (RuntimeError, TypeError, ValueError) as problem:
-        raise InvalidInput(f"validate: model and optimizer have no copy: {problem}") from problem
-    for own, other in zip(model.modules(), copied.modules(), strict=True):
-        if vars(own).get(COMPILED) is not None:
-            setattr(other, COMPILED, vars(own)[COMPILED])  # a copy leaves that behind, and hooks of tensors
-    for own, other in zip(model.parameters(), copied.parameters(), strict=True):
-        for hook in (own._backward_hooks or {}).values():
-            other.register_hook(hook)
+    copied, optimizer, scheduler, extra = _copied(model, optimizer, scheduler, extra)
     trial = _Trial(chosen, found)
     try:
         with _generators_kept(), uncompiled():
@@ -105,6 +96,21 @@ def _verify_arguments(model: object, optimizer: object, loss: object, extra: obj
     ):
         if not is_one:
             raise InvalidInput(f"validate: {what}, is {type(given).__name__}")
+
+
+def _copied(model: nn.Module, *others: Any) -> tuple[Any, ...]:
+    """Return copies, with what a copy of a module leaves behind: that it is compiled, and hooks of its tensors."""
+    try:
+        copied, *rest = copy.deepcopy((model, *others))
+    except (RuntimeError, TypeError, ValueError) as problem:
+        raise InvalidInput(f"validate: model and optimizer have no copy: {problem}") from problem
+    for own, other in zip(model.modules(), copied.modules(), strict=True):
+        if vars(own).get(COMPILED) is not None:
+            setattr(other, COMPILED, vars(own)[COMPILED])
+    for own, other in zip(model.parameters(), copied.parameters(), strict=True):
+        for hook in (own._backward_hooks or {}).values():
+            other.register_hook(hook)
+    return (copied, *rest)
 
 
 def _single(loss: object) -> Tensor:

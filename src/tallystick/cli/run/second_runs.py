@@ -339,8 +339,5 @@ def _other_surroundings(number: int) -> dict[str, str]:
     from tallystick.roles.elsewhen import calendar_of
 
     own = os.environ.get(HASH_SEED, "")
-    return {
-        HASH_SEED: str(number + (own == str(number)) * 2),
-        "TZ": ZONES[number - 1],
-        **calendar_of(number),
-    }
+    around = {HASH_SEED: str(number + (own == str(number)) * 2), "TZ": ZONES[number - 1]}
+    return around | calendar_of(number)
