@@ -271,6 +271,16 @@ def test_model_and_optimizer_are_as_they_came_but_trained(tmp_path: Path) -> Non
     assert model(torch.zeros(2, 10)).dtype == torch.float32
 
 
+def test_a_policy_that_rounds_activations_is_refused_where_no_loss_is_given(tmp_path: Path) -> None:
+    """Its grids are measured before the step: a script was recorded, and its log could not be read."""
+    model = make_model()
+    recorder = tallystick.Recorder(tmp_path / "run", steps=2, program=__file__, policy="leaf")
+    with pytest.raises(
+        InvalidInput, match=r"policy leaf rounds activations .*of a script take fp32, fp64 or bf16"
+    ):
+        recorder.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def test_a_loop_that_breaks_the_rules_is_told_which(tmp_path: Path) -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -144,9 +144,15 @@ class Loop(ABC, Generic[Result]):
                 being repeated.
 
         Raises:
+            InvalidInput: a policy that rounds activations, without ``loss``.
             Nondeterminism: something that no other machine could repeat, by name.
             Mismatch: of a follower: the committed first state says that steps were done before it.
         """
+        if loss is None and self._policy.activation is not None:
+            raise InvalidInput(
+                f"policy {self._policy.name} rounds activations where they arise, on grids that are measured before the step: it "
+                "takes a job, or a Recorder's loop with prepare(.., loss=..); of a script take fp32, fp64 or bf16"
+            )
         session = Session(
             model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra,
             follows_up=follows_up, keeps_gradients=True, smooth=frozenset(smooth),

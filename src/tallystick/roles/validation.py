@@ -62,7 +62,9 @@ def validate(
     trial = _Trial(chosen, found)
     try:
         with _generators_kept(), uncompiled():
-            trial.prepare(copied, optimizer, scheduler, extra=extra, smooth=smooth)
+            # Activations are rounded on grids that are measured before the step, by the loss.
+            before = None if chosen.activation is None else lambda _: _single(loss(copied) if loss else None)
+            trial.prepare(copied, optimizer, scheduler, loss=before, extra=extra, smooth=smooth)
             trial.session.widen()
             for module in copied.modules():
                 vars(module).pop(COMPILED, None)  # what it is made from is looked at as it is written
@@ -71,7 +73,7 @@ def validate(
                     "model is in evaluation mode, in which tallystick.attach begins no step; call model.train()"
                 )
             if loss is not None:
-                with trial.step(FROM_OPERATORS):
+                with trial.step(FROM_OPERATORS if before is None else torch.zeros(1)):
                     trial.backward(_single(loss(copied)))
                     for each in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer:
                         each.step()

@@ -131,8 +131,8 @@ class _Trial:
             ["audit", str(run), "--steps", f"0:{last}", "--profile", str(profile)],
             profile,
         )
-        if "error" in found:
-            return str(found["error"])
+        if "report" not in found:
+            return str(found.get("error", "the program ended before anything could be said of it"))
         from tallystick.roles.audit_report import AuditReport
 
         return AuditReport.parse(found["report"], None)
