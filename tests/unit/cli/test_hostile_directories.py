@@ -53,7 +53,7 @@ COMMANDS: dict[str, tuple[str, dict[str, int]]] = {
     "audit of the end": ("audit RUN --steps 4:6 --effort 0", {"final": 2}),
     "claim": ("audit RUN --claim OUT", {**DOCUMENTS, "log": 1, "checkpoint": 2}),
     "announcement": (
-        "audit RUN --sample --announce OUT --fraction 0.5 --detect 0.5 --round drand/quicknet:41:1800000000", DOCUMENTS
+        "audit RUN --sample --announce OUT --fraction 0.5 --detect 0.5 --round some/beacon:41:1800000000", DOCUMENTS
     ),
     "diff from": ("diff RUN OTHER --effort 0", {**DOCUMENTS, "final": 2}),
     "diff to": ("diff OTHER RUN --effort 0", {**DOCUMENTS, "final": 2}),

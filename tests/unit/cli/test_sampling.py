@@ -9,7 +9,7 @@ import pytest
 from tallystick.run.sample import LogPosition, parse_announcement, parse_draw
 
 VALUE = "33" * 32
-PLAN = ("--sample", "--detect", "0.6", "--fraction", "0.5", "--round", "drand/quicknet:41:1700003600")
+PLAN = ("--sample", "--detect", "0.6", "--fraction", "0.5", "--round", "some/beacon:41:1700003600")
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_beacon_that_has_not_spoken_is_refused_and_nothing_is_signed(
     tally, recorded: Path, tmp_path: Path
 ) -> None:
     announced, key, statement = (tmp_path / name for name in ("announcement.json", "key", "statement.json"))
-    late = (*PLAN[:-1], "drand/quicknet:1:4102444800")
+    late = (*PLAN[:-1], "some/beacon:1:4102444800")
     assert tally("audit", recorded, *late, "--announce", announced).code == 0
     tally("key", "generate", key)
     for given in (late, ("--sample", "--announcement", announced)):

@@ -14,6 +14,8 @@ from tallystick.fleet.inspection import custody, inspection, judging
 from tallystick.fleet.inspection.inspection import InspectionFinding, InspectionResult, WorkOrder
 from tallystick.fleet.inspection.judging import InspectionVerdict, LogReader
 from tallystick.fleet.inspection.package import InspectionPackage
+from tallystick.fleet.provenance.submission import report_leaf
+from tallystick.fleet.provenance.transcripts import Lineage, Precommit, RunReport, Totals
 from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.industry import START, chip_name, key_of
 from tallystick.signing.dsse import sign_payload
@@ -90,6 +92,10 @@ def visit(tmp_path: Path) -> Visit:
 
 def reasons(verdict: InspectionVerdict, chip: str) -> str:
     return "; ".join(next(each.reasons for each in verdict.chips if each.target.chip == chip))
+
+
+PRECOMMIT = Precommit("22" * 32, None, (), "33" * 32, Lineage("initialised"))
+REPORT = RunReport("11" * 32, 2, PRECOMMIT, "44" * 32, (), Totals(1, 1, 1))
 
 
 def test_chips_that_show_everything_pass(visit: Visit) -> None:
@@ -371,11 +377,19 @@ def test_from_an_empty_registry_to_an_inspection_in_the_log(
         "--period-days", "30", "--probability", "0.5",
     )  # fmt: skip
     assert planned["strata"] == ["gx1"]
-    tally(
-        "draw", "announce", "--frame", frame, "--samples", "gx1=3", "--period", "0", "--reports", "11" * 32,
-        "--reports-count", "1", "--reports-closed", "100", "--beacon-source", "test", "--beacon-round", "1",
-        "--beacon-time", "200", "--out", announced,
+    handed_in = tmp_path / "handed-in" / "north" / "runs"
+    handed_in.mkdir(parents=True)
+    (handed_in / "a.report.json").write_bytes(REPORT.encode())
+    announcing = (
+        "draw", "announce", "--frame", frame, "--samples", "gx1=3", "--period", "0", "--reports", tmp_path / "handed-in",
+        "--reports-closed", "100", "--beacon-source", "test", "--beacon-round", "1", "--out", announced,
     )  # fmt: skip
+    tally(*announcing, "--now", "150", code=2)  # when the beacon speaks is not known
+    for now in ("99", "200"):  # before the reports close; when it has spoken
+        tally(*announcing, "--beacon-time", "200", "--now", now, code=2)
+    told = tally(*announcing, "--beacon-time", "200", "--now", "150")
+    assert (told["reports"], told["reports_count"]) == (report_leaf(REPORT).hex(), 1)
+    tally("draw", "sample", announced, "--beacon", "33" * 32, "--now", "199", code=2)
     beacon = "33" * 32
     drawn = tally("draw", "sample", announced, "--beacon", beacon, "--frame", frame)
     tally("draw", "sample", announced, "--beacon", beacon, "--digest", drawn["digest"])

@@ -23,7 +23,8 @@ from tallystick.cli.options import (
     second_of,
 )
 from tallystick.cli.terminal import answer, done, say
-from tallystick.commit.encoding import HASH_BYTES, parse_hex
+from tallystick.commit.encoding import parse_hex
+from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.inspection.extraction import ChipLogReader
 from tallystick.fleet.inspection.inspection import (
@@ -41,11 +42,13 @@ from tallystick.fleet.inspection.inspection import (
 )
 from tallystick.fleet.inspection.judging import InspectionVerdict, judge
 from tallystick.fleet.inspection.package import InspectionPackage
+from tallystick.fleet.provenance.submission import report_leaves
 from tallystick.fleet.registry.claims import LARGEST_FRAME, parse_frame
 from tallystick.fleet.registry.facts import REGISTRY, Chip
 from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.sampling.draw import DrawAnnouncement, draw_sample
 from tallystick.reports.inspection import verdict_page
+from tallystick.run.drand import NETWORKS, spoken, verify_time
 from tallystick.signing.dsse import sign_payload
 from tallystick.signing.keys import PublicKey
 from tallystick.store.documents import read_document
@@ -61,7 +64,17 @@ inspecting = typer.Typer(
 
 FrameFile = Annotated[Path, option("--frame", "FILE", "What `tally registry frame` wrote.")]
 Announced = Annotated[Path, argument("FILE", "What `tally draw announce` wrote.")]
-Beacon = Annotated[str, option("--beacon", "HEX", "The value of the announced beacon round.")]
+Beacon = Annotated[
+    str,
+    option(
+        "--beacon", "HEX", "What the announced beacon round said: of drand its signature, which is verified."
+    ),
+]
+_REPORTS = option(
+    "--reports", "DIR", "The owners' reports as they were handed in: all *.report.json below it."
+)
+ReportFolder = Annotated[Path, _REPORTS]
+PerhapsReports = Annotated[Path | None, _REPORTS]
 LogKind = Annotated[
     str, option("--logs", "chip|plain", "What the chips' logs are; plain: any file that the chip signed.")
 ]
@@ -84,24 +97,41 @@ def announce(
         list[str], option("--samples", "STRATUM=N", "Chips to draw of each stratum, as planned.")
     ],
     period: Annotated[int, option("--period", "N", "Number of the period, from 0.")],
-    reports: Annotated[str, option("--reports", "HEX", "Root over the owners' reports.")],
-    count: Annotated[int, option("--reports-count", "N", "How many reports there are.")],
+    reports: ReportFolder,
     closed: Annotated[int, option("--reports-closed", "SECOND", "When they closed.")],
     source: Annotated[str, option("--beacon-source", "NAME", "Whose beacon will speak.")],
     beacon_round: Annotated[int, option("--beacon-round", "N", "In which of its rounds.")],
-    beacon_time: Annotated[int, option("--beacon-time", "SECOND", "When that round is published.")],
     out: Out,
+    beacon_time: Annotated[
+        int | None, option("--beacon-time", "SECOND", "When that round is published; drand's is known.")
+    ] = None,
+    now: Now = None,
     as_json: AsJson = False,
 ) -> int:
     """Write the announcement that is published before the beacon speaks."""
-    listed = parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
+    listed, network = (
+        parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame")),
+        NETWORKS.get(source),
+    )
+    if beacon_time is None and network is None:
+        raise InvalidInput(
+            f"--beacon-source {source}: when its rounds are published is not known; give --beacon-time"
+        )
+    time = network.time_of(beacon_round) if beacon_time is None and network is not None else beacon_time or 0
+    verify_time(source, beacon_round, time)
+    given, second = report_leaves(reports), second_of(now)
     made = DrawAnnouncement(
-        period, parse_hex(reports, n_bytes=HASH_BYTES, what="--reports"), count, closed, listed.root(),
-        source, beacon_round, beacon_time, listed.frames(parse_counts(samples, option="--samples", what="stratum")),
+        period, merkle_root(given), len(given), closed, listed.root(), source, beacon_round, time,
+        listed.frames(parse_counts(samples, option="--samples", what="stratum")),
     )  # fmt: skip
+    if not closed <= second < time:
+        raise InvalidInput(
+            f"draw: reports close at {closed}, the beacon speaks at {time}, now is {second}: an announcement is made in between"
+        )
     write_whole(out, made.encode())
     facts = {
         "file": str(out), "period": period, "frame": made.registry.hex(), "beacon": f"{source} {beacon_round}",
+        "beacon_time": time, "reports": made.reports.hex(), "reports_count": len(given),
     }  # fmt: skip
     return done("announced; publish it before the beacon speaks", facts, as_json=as_json)
 
@@ -114,11 +144,12 @@ def sample(
     claimed: Annotated[
         str | None, option("--digest", "HEX", "Compare with this draw; 1 if it is another.")
     ] = None,
+    now: Now = None,
     as_json: AsJson = False,
 ) -> int:
     """Draw, or draw again, the sample that announcement and beacon determine."""
     made = read_document(DrawAnnouncement, announcement)
-    drawn = draw_sample(made, _beacon(beacon))
+    drawn = draw_sample(made, spoken_in(made, beacon, now))
     found = drawn.digest().hex()
     if claimed is not None and claimed != found:
         raise Mismatch(f"draw: its digest is {found}, {claimed} is claimed")
@@ -154,7 +185,7 @@ def order(
 ) -> int:
     """Write a signed work order for each place where drawn chips are. Orders are secret until the inspection."""
     made = read_document(DrawAnnouncement, announcement)
-    drawn, strata = draw_sample(made, _beacon(beacon)), _strata(frame, made)
+    drawn, strata = draw_sample(made, spoken_in(made, beacon, now)), _strata(frame, made)
     names = [strata[name][int(at)] for name, places in drawn.samples.items() for at in places]
     second, signer = second_of(now), load_key(key)
     with RegistryLedger(registry) as ledger:
@@ -362,7 +393,19 @@ def _file(path: Path | None) -> bytes:
     return b"" if path is None else read_whole(path, limit=LARGEST_LOG, what="a file of an inspection")
 
 
-def _beacon(text: str) -> bytes:
-    if len(text) > 128:
+def spoken_in(made: DrawAnnouncement, beacon: str, now: int | None) -> bytes:
+    """Return what the announced beacon said: of drand by its signature, else what is given.
+
+    Raises:
+        InvalidInput: it has not spoken yet, the announcement states another second, or no value.
+        Mismatch: the signature is not the round's.
+    """
+    if len(beacon) > 128:
         raise InvalidInput("--beacon: must be at most 128 hexadecimal digits")
-    return parse_hex(text, n_bytes=len(text) // 2, what="--beacon")
+    verify_time(made.beacon_source, made.beacon_round, made.beacon_time)
+    if (second := second_of(now)) < made.beacon_time:
+        raise InvalidInput(
+            f"--beacon: round {made.beacon_round} speaks at {made.beacon_time}, now is {second}: nobody can know its value yet"
+        )
+    given = parse_hex(beacon, n_bytes=len(beacon) // 2, what="--beacon")
+    return spoken(made.beacon_source, made.beacon_round, given)

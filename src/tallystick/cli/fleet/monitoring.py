@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tallystick.cli.fleet.inspection import PerhapsReports, spoken_in
 from tallystick.cli.fleet.observing import (
     Attestations,
     Nonce,
@@ -42,8 +43,11 @@ from tallystick.fleet.agent.chip_record import DAY_MS
 from tallystick.fleet.provenance.memorisation import LEAST_RECORDS
 from tallystick.fleet.provenance.observation import ObservationPlan
 from tallystick.fleet.provenance.owner_findings import owner_findings
+from tallystick.fleet.provenance.submission import OwnerFolder, report_leaves, verify_reported
+from tallystick.fleet.sampling.draw import DrawAnnouncement
 from tallystick.reports.layout import GOOD, page
 from tallystick.reports.monitoring import FleetReport, OwnerReport
+from tallystick.store.documents import read_document
 from tallystick.store.files import storing, write_whole
 
 if TYPE_CHECKING:
@@ -101,8 +105,22 @@ def verify(
         list[str], option("--chip", "UEID=FILE", "A chip of the owner and its public key; may be repeated.")
     ],
     beacon: Annotated[
-        str, option("--beacon", "HEX", "32 bytes that became public after the reports were committed.")
+        str,
+        option(
+            "--beacon",
+            "HEX",
+            "32 bytes that became public after the reports; of an announced drand round its signature.",
+        ),
     ],
+    announcement: Annotated[
+        Path | None,
+        option(
+            "--announcement",
+            "FILE",
+            "The draw's: the beacon is its round's, and the runs were reported before.",
+        ),
+    ] = None,
+    reports: PerhapsReports = None,
     segments: RandomSegments = 2,
     largest: LargestSegments = 1,
     memory: MemoryRecords = 0,
@@ -125,7 +143,7 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Match an owner's snapshots with the declared runs, repeat parts of them, and say what follows."""
-    from tallystick.integrations.watching import Inquiry, OwnerFolder, verify_owner
+    from tallystick.integrations.watching import Inquiry, verify_owner
 
     if not folder.is_dir():
         raise StoreError(f"{folder}: there is no such folder")
@@ -134,8 +152,9 @@ def verify(
     keys = load_chip_keys(chips)
     asked = answered(attestations or [], nonce, keys)
     known = _known_chips(keys, *_inspected(inspections or [], trust), asked)
+    place = OwnerFolder(folder)
     inquiry = Inquiry(
-        parse_hex(beacon, n_bytes=32, what="--beacon"),
+        _spoken(beacon, place, announcement, reports),
         segments,
         largest,
         memory_records=memory,
@@ -145,7 +164,7 @@ def verify(
     def source_of(stated: str) -> JobSource:
         return choose_source(job, stated)
 
-    started, place = time.perf_counter(), OwnerFolder(folder)
+    started = time.perf_counter()
     found = verify_owner(folder.name, place, known, source_of, inquiry, progress=say)
     shown = OwnerReport(*found, plan=inquiry.plan)
     if findings is not None:
@@ -155,6 +174,22 @@ def verify(
         write_whole(html, FleetReport([shown], time.perf_counter() - started, str(folder), facts).page())
     answer(shown, as_json=as_json)
     return EXIT_CODES[shown.verdict.verdict]
+
+
+def _spoken(beacon: str, place: OwnerFolder, announcement: Path | None, reports: Path | None) -> bytes:
+    """Return what the beacon said, bound to an announcement if there is one.
+
+    Raises:
+        InvalidInput, StoreError: no value, or one of the two without the other.
+        Mismatch: not the announced round's, or a run that was not reported before it.
+    """
+    if (announcement is None) != (reports is None):
+        raise InvalidInput("--announcement: needs --reports DIR, all that was handed in, and the reverse")
+    if announcement is None or reports is None:
+        return parse_hex(beacon, n_bytes=32, what="--beacon")
+    made = read_document(DrawAnnouncement, announcement)
+    verify_reported(place.runs(), report_leaves(reports), (made.reports, made.reports_count))
+    return spoken_in(made, beacon, None)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from typing import Annotated
 from tallystick.cli.options import flag, option
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, Mismatch
+from tallystick.run.drand import spoken, verify_time
 from tallystick.run.public_randomness import BEACON_BYTES
 from tallystick.run.sample import (
     DRAW_LIMIT,
@@ -39,7 +40,15 @@ Round = Annotated[
     str | None,
     option("--round", ROUND_FORM, "The beacon's name, round, and the second it speaks.", panel=PANEL),
 ]
-Beacon = Annotated[str | None, option("--beacon", "HEX", "What the beacon said in that round.", panel=PANEL)]
+Beacon = Annotated[
+    str | None,
+    option(
+        "--beacon",
+        "HEX",
+        "What the beacon said in that round: of drand/quicknet its signature, which is verified.",
+        panel=PANEL,
+    ),
+]
 RunProof = Annotated[
     Path | None,
     option("--log-proof", "FILE", "The .tlog-proof of the run: it was published.", panel=PANEL),
@@ -140,6 +149,7 @@ class SampleOptions:
                 )
             return found
         assert self.fraction is not None and self.detect is not None and self.round is not None
+        verify_time(*(beacon := _parse_round(self.round)))
         return announce(
             run_root=root,
             tree_size=size,
@@ -148,7 +158,7 @@ class SampleOptions:
             fraction=self.fraction,
             detect=self.detect,
             log=self._position(transcript),
-            beacon=_parse_round(self.round),
+            beacon=beacon,
         )
 
     def drawn(self, directory: RunDirectory) -> SegmentDraw | Announcement | None:
@@ -170,7 +180,9 @@ class SampleOptions:
                 f"--beacon: round {announcement.beacon_round} speaks at {announcement.beacon_time}, now is {now}: "
                 "nobody can know its value yet"
             )
-        drawn = draw_segments(announcement, _parse_beacon(self.beacon))
+        round_of = announcement.beacon_source, announcement.beacon_round
+        verify_time(*round_of, announcement.beacon_time)
+        drawn = draw_segments(announcement, spoken(*round_of, _parse_beacon(self.beacon)))
         if self.draw is not None:
             write_whole(self.draw, drawn.encode())
         return drawn
@@ -194,7 +206,7 @@ def _words(position: LogPosition | None) -> str:
 def _parse_round(text: str) -> tuple[str, int, int]:
     found = re.fullmatch(r"(.+):([0-9]{1,18}):([0-9]{1,18})", text, re.ASCII)
     if found is None:
-        raise InvalidInput(f"--round {text}: must be {ROUND_FORM}, such as drand/quicknet:41:1800003600")
+        raise InvalidInput(f"--round {text}: must be {ROUND_FORM}, such as drand/quicknet:41:1692803487")
     return found[1], int(found[2]), int(found[3])
 
 

@@ -24,6 +24,7 @@ from tallystick.execution.noise.safety import decision_band, safety_for, within_
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     ROW_SPREAD,
+    SHORTEST_ROW,
     SMALL_BITS,
     STILL,
     UNSEEN,
@@ -35,6 +36,7 @@ from tallystick.execution.rounding.grids import (
     loudest_band,
     may_be_lifted,
     row_scales_of,
+    settled_scales,
     site_grid,
     unseen_grid,
 )
@@ -84,6 +86,8 @@ def choose_grids(
     noise = dict(seen.noise)
     loudest = max((n.largest for (kind, _), n in noise.items() if kind == Kind.GRADIENT), default=0.0)
     for place, measured in seen.noise.items():
+        if not session.step and place[0] == Kind.GRADIENT:
+            put_in_one_block(policy, measured)
         if policy.row_scales and place[0] == Kind.GRADIENT:
             choose_rows(policy, measured, session.table.sites.get(place))
         # Its float64 reference may be a last bit of that: no noise that a float32 machine has.
@@ -159,6 +163,23 @@ def with_still(
         elif grid is not None and grid.floor == STILL:
             grids[place] = SiteGrid(0, grid.band, 0)
     return GridTable(grids)
+
+
+def put_in_one_block(policy: Policy, measured: SiteNoise) -> None:
+    """Give one scale to a gradient whose rows are uneven in a run's first step, where all there is of it is rounding errors.
+
+    How these lie on rows is another thing on each machine, and a trainer that may choose chooses what is trained later: with
+    a scale for each row what is in small ones is heard.
+    """
+    blocks = measured.scales.size
+    if blocks == 1 or measured.largest < measured.rms or measured.block_rms is None:
+        return
+    if policy.row_scales and measured.elements // blocks >= SHORTEST_ROW:
+        return  # it has them whatever lies on its rows
+    measured.scales = settled_scales(None, np.array([measured.rms]), policy.row_scales)
+    measured.relative = math.ldexp(measured.largest, -int(measured.scales[0]))
+    measured.block_rms, measured.block_largest = np.array([measured.rms]), np.array([measured.largest])
+    measured.block_mean = np.array([measured.block_mean.mean()])
 
 
 def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) -> None:

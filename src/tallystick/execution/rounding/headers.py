@@ -38,7 +38,6 @@ from tallystick.execution.rounding.grids import (
     lowest_floor,
     lowest_scale,
     may_be_lifted,
-    most_blocks,
     rise_since,
     row_scales_of,
     sampled_scale,
@@ -59,6 +58,7 @@ from tallystick.numerics.policy import SMALL_SITE, Policy, hearing_safety
 from tallystick.numerics.tensor_measures import block_rms
 
 MAY_BE_ZERO = frozenset({Kind.GRADIENT, Kind.BUFFER, Kind.LOSS})  # here, and noise elsewhere
+NOISE_DOUBT = 4.0  # times: by how much what a gradient's noise is over its size differs between machines
 SPREAD_DOUBT = 2.0**-14  # by how much rows may be more uneven for the follower, besides noise; no autocast
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
 NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here, or smaller, than where it was recorded
@@ -249,14 +249,14 @@ class HeaderChecks:
         noise = None if self.yardstick is None else self.yardstick.noise.get(place)
         if not self.is_first or place[0] != Kind.GRADIENT or noise is None:
             return
-        unsure = min(SPREAD_DOUBT + UNSURE * noise.largest / max(noise.rms, 1e-300), 0.5)
+        loud = noise.largest / max(noise.rms, 1e-300)
+        unsure = min(SPREAD_DOUBT + UNSURE * loud, 0.5)
         doubt = (0.5, 2.0) if self.policy.autocast else (1.0 - unsure, 1.0 + unsure)
-        own = {blocks_for(x, self.policy.row_scales, ROW_SPREAD * each) for each in doubt}
-        own.add(noise.scales.size)  # a loop of one's own may measure more than it trains in this step
-        if (
-            noise.largest >= noise.rms
-        ):  # what there is of it is rounding errors, and so is how they lie on rows
-            own |= {1, most_blocks(x)}
+        asked = {blocks_for(x, self.policy.row_scales, ROW_SPREAD * each) for each in doubt}
+        own = {noise.scales.size}  # a loop of one's own may measure more than it trains in this step
+        if blocks_for(x, self.policy.row_scales, math.inf) == 1 and loud > 1.0 / NOISE_DOUBT:
+            own.add(1)  # where it is rounding errors they say nothing of its rows
+        own |= asked if loud < NOISE_DOUBT else set()
         if grid.scales.size not in own:
             limit = f"{' or '.join(str(number) for number in sorted(own))} scales"
             self.excesses.append((place, Excess(name, limit, f"{grid.scales.size}")))
