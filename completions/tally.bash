@@ -49,8 +49,8 @@ _tally() {
         "tally dispute rule") words="--accusation --follow --help --job --json --key --statement" ;;
         "tally dispute run") words="--accusation --auditor-key --auditor-signs --defence --help --job --json --key --level --out --record --statement --trainer-key --trainer-signs" ;;
         "tally draw") words="--help" ;;
-        "tally draw announce") words="--beacon-round --beacon-source --beacon-time --frame --help --json --out --period --reports --reports-closed --reports-count --samples" ;;
-        "tally draw sample") words="--beacon --digest --frame --help --json" ;;
+        "tally draw announce") words="--beacon-round --beacon-source --beacon-time --frame --help --json --now --out --period --reports --reports-closed --samples" ;;
+        "tally draw sample") words="--beacon --digest --frame --help --json --now" ;;
         "tally export") words="--help --json --out" ;;
         "tally fleet") words="--help" ;;
         "tally fleet judge") words="--claim --findings --help --html --json" ;;
@@ -76,7 +76,7 @@ _tally() {
         "tally monitor demo") words="--help --json --keep" ;;
         "tally monitor memory") words="--beacon --help --job --json --records --svg" ;;
         "tally monitor report") words="--chip --help --job --json" ;;
-        "tally monitor verify") words="--attestation --beacon --chip --findings --help --html --inspection --job --json --largest --memory --nonce --segments --since --snapshots-per-day --trust --until --use" ;;
+        "tally monitor verify") words="--announcement --attestation --beacon --chip --findings --help --html --inspection --job --json --largest --memory --nonce --reports --segments --since --snapshots-per-day --trust --until --use" ;;
         "tally neutral") words="--help" ;;
         "tally neutral check") words="--help --json" ;;
         "tally neutral order") words="--budget --constant-time --help --input --json --key --memory-mb --out --output --owner --program --repeats --report --scratch-mb --seconds --verifier" ;;

@@ -230,17 +230,18 @@ complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcomma
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from announce' -l frame
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from announce' -l help
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from announce' -l json
+complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from announce' -l now
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from announce' -l out
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from announce' -l period
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from announce' -l reports
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from announce' -l reports-closed
-complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from announce' -l reports-count
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from announce' -l samples
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from sample' -l beacon
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from sample' -l digest
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from sample' -l frame
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from sample' -l help
 complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from sample' -l json
+complete -c tally -n '__fish_seen_subcommand_from draw; and __fish_seen_subcommand_from sample' -l now
 complete -c tally -n '__fish_seen_subcommand_from export' -l help
 complete -c tally -n '__fish_seen_subcommand_from export' -l json
 complete -c tally -n '__fish_seen_subcommand_from export' -l out
@@ -351,6 +352,7 @@ complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subco
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from report' -l help
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from report' -l job
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from report' -l json
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l announcement
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l attestation
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l beacon
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l chip
@@ -363,6 +365,7 @@ complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subco
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l largest
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l memory
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l nonce
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l reports
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l segments
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l since
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l snapshots-per-day

@@ -41,6 +41,7 @@ SHARED = {
     "tied_signs_job",
     "harder_half_job",
     "near_job",
+    "zero_head_job",
 }  # what the scripts have in common
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
@@ -106,6 +107,7 @@ BY = {
     "turned_ties": "way that the log's choices led it, over the way trained",
     "turned_zeros": "that lie exactly on their switching point for what they are",
     "table_silence": "not_accepted: step ", "saddle": "not_accepted: step ",
+    "chosen_rows": "the audit: not_accepted: step 0: step 0: gradient of first: 100; accepted is 1 scales",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",
     "led_buffer": "the audit: not_accepted: step 1: model/buffer/mean",

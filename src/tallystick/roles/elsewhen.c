@@ -1,15 +1,21 @@
 /* Another calendar for a process and all that it starts (spec/dispute.md 14): preloaded, it lies before the C library, so that
  * compiled code reads the same moment as Python does. Linux with glibc. The variable TALLYSTICK_ELSEWHEN says by how many seconds
- * the calendar is ahead. What waits until a moment of the calendar waits as long as it would; nothing else is changed.
+ * the calendar is ahead. What waits until a moment of the calendar waits as long as it would; nothing else is changed: times of
+ * files are the machine's.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <errno.h>
+#include <linux/futex.h>
+#include <mqueue.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/timerfd.h>
+#include <threads.h>
 #include <time.h>
+#include <unistd.h>
 
 static time_t ahead;
 
@@ -104,6 +110,79 @@ int pthread_mutex_timedlock(pthread_mutex_t *restrict mutex, const struct timesp
 {
     struct timespec kept;
     return OWN(pthread_mutex_timedlock)(mutex, until(when, &kept));
+}
+
+int pthread_rwlock_timedrdlock(pthread_rwlock_t *restrict lock, const struct timespec *restrict when)
+{
+    struct timespec kept;
+    return OWN(pthread_rwlock_timedrdlock)(lock, until(when, &kept));
+}
+
+int pthread_rwlock_timedwrlock(pthread_rwlock_t *restrict lock, const struct timespec *restrict when)
+{
+    struct timespec kept;
+    return OWN(pthread_rwlock_timedwrlock)(lock, until(when, &kept));
+}
+
+int cnd_timedwait(cnd_t *restrict condition, mtx_t *restrict mutex, const struct timespec *restrict when)
+{
+    struct timespec kept;
+    return OWN(cnd_timedwait)(condition, mutex, until(when, &kept));
+}
+
+int mtx_timedlock(mtx_t *restrict mutex, const struct timespec *restrict when)
+{
+    struct timespec kept;
+    return OWN(mtx_timedlock)(mutex, until(when, &kept));
+}
+
+ssize_t mq_timedreceive(mqd_t queue, char *restrict text, size_t size, unsigned *restrict priority,
+                        const struct timespec *restrict when)
+{
+    struct timespec kept;
+    return OWN(mq_timedreceive)(queue, text, size, priority, until(when, &kept));
+}
+
+int mq_timedsend(mqd_t queue, const char *text, size_t size, unsigned priority, const struct timespec *when)
+{
+    struct timespec kept;
+    return OWN(mq_timedsend)(queue, text, size, priority, until(when, &kept));
+}
+
+/* A timer that goes off at a moment, and then in steps of its own. */
+static const struct itimerspec *moment(int is_moment, const struct itimerspec *when, struct itimerspec *kept)
+{
+    if (!is_moment || when == NULL || until(&when->it_value, &kept->it_value) == &when->it_value)
+        return when;
+    kept->it_interval = when->it_interval;
+    return kept;
+}
+
+int timer_settime(timer_t timer, int flags, const struct itimerspec *restrict when, struct itimerspec *restrict old)
+{
+    struct itimerspec kept;
+    return OWN(timer_settime)(timer, flags, moment(flags & TIMER_ABSTIME, when, &kept), old);
+}
+
+int timerfd_settime(int timer, int flags, const struct itimerspec *when, struct itimerspec *old)
+{
+    struct itimerspec kept;
+    return OWN(timerfd_settime)(timer, flags, moment(flags & TFD_TIMER_ABSTIME, when, &kept), old);
+}
+
+/* C++ and others wait by the kernel's own call. */
+long syscall(long number, ...)
+{
+    long given[6];
+    struct timespec kept;
+    __builtin_va_list list;
+    __builtin_va_start(list, number);
+    for (int at = 0; at < 6; at++)
+        given[at] = __builtin_va_arg(list, long);
+    __builtin_va_end(list);
+    if (number == SYS_futex && (given[1] & FUTEX_CLOCK_REALTIME))
+        given[3] = (long)until((const struct timespec *)given[3], &kept);
+    return OWN(syscall)(number, given[0], given[1], given[2], given[3], given[4], given[5]);
 }
 
 int sem_timedwait(sem_t *restrict semaphore, const struct timespec *restrict when)

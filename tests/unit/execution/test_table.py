@@ -267,6 +267,48 @@ def test_forms_in_place_follow_too(form: str, branches: Any) -> None:
     assert difference > 1e-3
 
 
+INTO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gt": lambda x, out: torch.gt(x, 0.0, out=out),
+    "gt of tensors": lambda x, out: torch.gt(x, x * 0.0, out=out),
+    "floor": lambda x, out: torch.floor(x, out=out),
+    "div": lambda x, out: torch.div(x, 0.25, rounding_mode="floor", out=out),
+    "logical_and": lambda x, out: torch.logical_and(x, x, out=out),
+    "atan2": lambda x, out: torch.atan2(x, x * 0.0 - 1.0, out=out),
+    "rand": lambda x, out: torch.rand(8, out=out),
+    "bernoulli": lambda x, out: torch.bernoulli(x.abs() / 4.0, out=out),
+    "normal": lambda x, out: torch.normal(x, 1.0, out=out),
+    "sums": lambda x, out: torch.sum(x.reshape(8, 1), 1, out=out),
+    "multinomial": lambda x, out: torch.multinomial(x.abs(), 3, out=out.long()).to(x.dtype),
+    "relu of another shape": lambda x, out: torch.clamp(x, min=0.0, out=out[:0].clone()),
+}
+
+
+@pytest.mark.parametrize("name", INTO)
+def test_a_result_is_written_where_a_program_wants_it_and_nowhere_else(name: str, branches: Any) -> None:
+    """Operators with a decision wrote it into what they read, and what was to have it stayed as it was."""
+    dtype = getattr(torch, branches.policy.compute)
+    x = torch.tensor(SPREAD, dtype=dtype)
+    seen: list[Tensor] = []
+
+    def inside(t: Tensor) -> Tensor:
+        given, out = t.detach().clone(), torch.full((8,), -77.0, dtype=dtype)
+        kept = given.clone()
+        found = INTO[name](given, out)
+        seen.extend((found, out, given - kept))
+        return t * 1.0
+
+    branches.record(inside, x)
+    found, out, changed = seen
+    assert not changed.any()
+    assert not (found == -77.0).any()
+    if name not in ("multinomial", "relu of another shape"):
+        assert torch.equal(found, out) and found.shape == (8,)
+    plain = {"gt": (x > 0.0).to(dtype), "floor": x.floor(), "atan2": torch.atan2(x, x * 0.0 - 1.0),
+             "div": torch.div(x, 0.25, rounding_mode="floor")}  # fmt: skip
+    if name in plain:
+        torch.testing.assert_close(found.to(dtype), plain[name])
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda x: x.reshape(2, 4).t(),
     "every second": lambda x: torch.stack((x, x + 7.0), dim=1).reshape(-1)[::2],

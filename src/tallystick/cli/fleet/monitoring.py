@@ -79,6 +79,24 @@ Keep = Annotated[
     ),
 ]
 
+AfterReports = Annotated[
+    str,
+    option(
+        "--beacon",
+        "HEX",
+        "32 bytes that became public after the reports; of an announced drand round its signature.",
+    ),
+]
+PerhapsAnnounced = Annotated[
+    Path | None,
+    option(
+        "--announcement", "FILE", "The draw's: the beacon is its round's, and the runs were reported before."
+    ),
+]
+Inspections = Annotated[
+    list[Path] | None,
+    option("--inspection", "DIR", "A sealed inspection package: logs must hold what its chips attested."),
+]
 RandomSegments = Annotated[
     int, option("--segments", "N", "Segments of each run to repeat at random.", least=1)
 ]
@@ -104,31 +122,14 @@ def verify(
     chips: Annotated[
         list[str], option("--chip", "UEID=FILE", "A chip of the owner and its public key; may be repeated.")
     ],
-    beacon: Annotated[
-        str,
-        option(
-            "--beacon",
-            "HEX",
-            "32 bytes that became public after the reports; of an announced drand round its signature.",
-        ),
-    ],
-    announcement: Annotated[
-        Path | None,
-        option(
-            "--announcement",
-            "FILE",
-            "The draw's: the beacon is its round's, and the runs were reported before.",
-        ),
-    ] = None,
+    beacon: AfterReports,
+    announcement: PerhapsAnnounced = None,
     reports: PerhapsReports = None,
     segments: RandomSegments = 2,
     largest: LargestSegments = 1,
     memory: MemoryRecords = 0,
     job: JobName = None,
-    inspections: Annotated[
-        list[Path] | None,
-        option("--inspection", "DIR", "A sealed inspection package: logs must hold what its chips attested."),
-    ] = None,
+    inspections: Inspections = None,
     trust: PerhapsTrusted = None,
     rate: Rate = None,
     since: Since = None,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +47,7 @@ CONVOLUTION: Operator = torch.ops.aten.convolution.default
 ADD: Operator = torch.ops.aten.add.Tensor
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 DROPOUT_AT = {scaled_dot_product_attention: 4, multi_head_attention_forward: 10}  # by position or name
+OF_NEW = ("dtype", "layout", "device", "pin_memory")  # arguments of what makes a tensor, which ``out`` has
 RECURRENT = {torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu}
 _HANDLERS: dict[Operator, Handler] = {}
 
@@ -134,6 +136,13 @@ class Capture(TorchDispatchMode):
 
     def _run(self, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
         here = self.operators
+        if "out" in kwargs and (plain := _without_out(func)) is not None:
+            given, out = dict(kwargs), kwargs["out"]
+            del given["out"]
+            if any(each.name == "device" for each in plain._schema.arguments):
+                given |= {"dtype": out.dtype, "device": out.device}
+            result = self._run(plain, args, given)
+            return (out if out.shape == result.shape else out.resize_(result.shape)).copy_(result)
         if func is CONVOLUTION and args[2] is not None and args[0].dtype in SIXTEEN_BIT:
             sums = self._run(func, (*args[:2], None, *args[3:]), kwargs)
             bias = args[2].view(-1, *[1] * (sums.dim() - 2))
@@ -157,6 +166,19 @@ class Capture(TorchDispatchMode):
                 raise
             here.findings.refuse(str(problem))
             return func(*args, **kwargs)
+
+
+@cache
+def _without_out(func: Operator) -> Operator | None:
+    """Return the form of an operator that makes its result, of one that writes it into ``out``; None if there is none."""
+    packet = func.overloadpacket
+    wanted = [(each.name, str(each.type)) for each in func._schema.arguments if each.name != "out"]
+    for name in packet.overloads() if len(func._schema.returns) == 1 else ():
+        plain = getattr(packet, name)
+        own = [(each.name, str(each.type)) for each in plain._schema.arguments]
+        if own == wanted or [each for each in own if each[0] not in OF_NEW] == wanted:
+            return plain
+    return None
 
 
 class Widened(TorchDispatchMode):
