@@ -28,7 +28,7 @@ class Reader(nn.Module):
         read = self.last(hidden)
         if not self.errors:
             return read
-        share = (hidden * 0.1).sum(dim=1) - (hidden.flip(1) * 0.1).sum(dim=1)
+        share = (hidden / 3.0).sum(dim=1) - (hidden.flip(1) * (1.0 / 3.0)).sum(dim=1)
         return read + share[:, None]
 
 

@@ -598,7 +598,7 @@ OF_COMPLEX_NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "acosh": torch.acosh,
     "pow": lambda z: z**0.5,
     "pow of both": lambda z: z**z,
-    "pow of a number": lambda z: torch.pow(2.0, z * 0.0 + 1.0) * z**z.real,
+    "pow of a negative number": lambda z: torch.pow(-2.0, z),
     "eq": lambda z: z == z.flip(0),
     "ne": lambda z: z != 1.0,
     "equal": lambda z: torch.tensor(torch.equal(z, z * 1.0)),
@@ -619,7 +619,7 @@ def test_what_jumps_of_complex_numbers_is_refused(name: str, branches: Any) -> N
 def test_what_is_smooth_of_complex_numbers_is_followed(branches: Any) -> None:
     def spectrum(t: Tensor) -> Tensor:
         z = torch.fft.rfft(t)
-        return torch.fft.irfft(z**2 * z.conj() + z.exp() * 1e-3, n=8) + (z.abs() + z.real).sum()
+        return torch.fft.irfft(z**2 * z.conj() + z.exp() * 1e-3 + 1.1**z, n=8) + (z.abs() + z.real).sum()
 
     x = torch.tensor(SPREAD, dtype=getattr(torch, branches.policy.compute))
     trainer = branches.record(spectrum, x)
@@ -648,6 +648,21 @@ def test_an_angle_jumps_where_a_point_crosses_the_left_half_of_the_axis(form: st
     assert len(right.frame) == 0, "on the right it does not jump"
     signed = branches.record(lambda y: torch.atan2(y * 0.0, torch.full((8,), -1.0, dtype=dtype)), trainer_x)
     assert (signed.output > 3.0).all(), "a zero has no sign that decides"
+
+
+class Turning:
+    """Stands for a pass that obeys a log which turns every element."""
+
+    def forced(self, x: Tensor, nearest: Callable[[Tensor], Tensor], spacing: float = math.inf) -> Tensor:
+        return -x
+
+
+def test_what_lies_on_the_right_half_is_turned_by_no_log() -> None:
+    """Under bf16 elements without a switching point were moved to none, and their angle was no number."""
+    y = torch.tensor([0.5, -0.5, 0.0, 2.0])
+    x = torch.tensor([-1.0, 1.0, -0.0, 3.0])
+    found = handlers._angle(Turning(), torch.ops.aten.atan2.default, (y, x), {})  # type: ignore[arg-type]
+    assert torch.equal(found, torch.atan2(torch.tensor([-0.5, -0.5, 0.0, 2.0]), x + 0.0))
 
 
 def test_a_threshold_at_zero_is_refused(branches: Any) -> None:

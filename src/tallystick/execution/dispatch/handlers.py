@@ -201,14 +201,17 @@ def _equal(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str
 
 def _angle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """Take the angle of points, which jumps by a whole turn where they cross the left half of the first axis."""
-    y, x = args[0] + 0.0, args[1]  # no zero has a sign
+    y, x = args[0] + 0.0, args[1] + 0.0  # no zero has a sign
     dtype = torch.promote_types(y.dtype, x.dtype)
     if not dtype.is_floating_point or 0 in (y.numel(), x.numel()):
         return func(*args, **kwargs)
     y, x = torch.broadcast_tensors(y.to(dtype), x.to(dtype))
-    axis = torch.where(x < 0.0, 0.0, math.nan).reshape(-1)
-    moved = here.forced(y, lambda _: axis.to(dtype))
-    result = torch.atan2(y if moved is None else moved, x)
+    is_left, zero = x < 0.0, torch.zeros((), dtype=dtype, device=y.device)
+    asked = torch.where(
+        is_left, y, x.abs() + y.abs()
+    )  # how far from the cut, which begins where both are zero
+    moved = here.forced(asked, lambda _: zero)
+    result = torch.atan2(y if moved is None else torch.where(is_left, moved, y), x)
     return args[0].copy_(result) if func._schema.is_mutable else result
 
 
@@ -409,7 +412,7 @@ def _of_real_numbers(handler: Handler) -> Handler:
 
     def handle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
         given = [each for each in args[:2] if isinstance(each, Tensor)]
-        if any(each.is_complex() and each.numel() for each in given) and not _is_whole_power(func, args):
+        if any(each.is_complex() and each.numel() for each in given) and not _is_smooth_power(func, args):
             raise Nondeterminism(
                 f"operator {func}: jumps, of complex numbers, and has no decision site; instead: write it with the real and the "
                 "imaginary part (atan2 and hypot for angle and size)"
@@ -419,9 +422,13 @@ def _of_real_numbers(handler: Handler) -> Handler:
     return handle
 
 
-def _is_whole_power(func: Operator, args: Arguments) -> bool:
-    power = args[1] if table_name(func) == "aten::pow" else None
-    return isinstance(power, (int, float)) and float(power).is_integer()
+def _is_smooth_power(func: Operator, args: Arguments) -> bool:
+    """Whether a power is a whole one, or one of a positive number: neither jumps."""
+    if table_name(func) != "aten::pow":
+        return False
+    base, power = args[:2]
+    is_whole = isinstance(power, (int, float)) and float(power).is_integer()
+    return is_whole or (isinstance(base, (int, float)) and base > 0)
 
 
 def handler_for(func: Operator) -> Handler:
