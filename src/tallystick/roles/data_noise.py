@@ -43,7 +43,8 @@ JOBS_ERRORS = (
 """What a job's own code may raise where its numbers are not what it takes them to be; nothing is then known of noise."""
 REMEDY = (
     "read its numbers from a file, or let numpy draw and round them: what a script draws by torch.randn, sines and "
-    "interpolation have other last bits on other processors"
+    "interpolation have other last bits on other processors; what it computes for a batch right before the model is part of "
+    "a step that run.open_step() begins there"
 )
 DATA_NOISE_REASON = (
     f"the {{}}'s data differ from the judge's by no more than floating noise explains; {REMEDY}"
