@@ -168,8 +168,12 @@ def _leave(number: int, _: FrameType | None) -> NoReturn:
 def _signals(
     handler: Callable[[int, FrameType | None], object], numbers: Sequence[signal.Signals]
 ) -> Generator[None]:
-    """Inside, signals are handled so; those that are ignored stay so, as ``nohup`` has it of a terminal that closes."""
-    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    """Inside, signals are handled so; a terminal that closes is ignored where it was, as ``nohup`` has it.
+
+    An interrupt is not: shells have what they run in the background ignore it, and who sends one means it.
+    """
+    hung_up = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    heeded = [number for number in numbers if number != signal.SIGHUP or not hung_up]
     before = {number: signal.signal(number, handler) for number in heeded}
     try:
         yield

@@ -211,7 +211,7 @@ def test_numbers_too_large_to_have_fractions_move() -> None:
     """They are whole because the format has no room for more: nothing is known to be exact about them."""
     x = torch.full((8,), 2.0**25)
     with JitterMode(Jitter(2)):
-        assert (x * 3.0 != 3.0 * 2.0**25).all()
+        assert (x * 1.0 != x).all()
 
 
 @pytest.mark.parametrize("draw", [lambda: torch.rand(9), lambda: torch.zeros(9).uniform_(1.0, 2.0)])
@@ -497,8 +497,6 @@ OF_ONE: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(),
     "sum of a side of one": lambda x: x.expand(5, 1).sum(dim=1),
     "mean": lambda x: x.mean(dim=0),
-    "scaled by one": lambda x: x * 1.0,
-    "halved": lambda x: x / -2,
     "size": torch.linalg.vector_norm,
     "norm": lambda x: torch.ops.aten.norm.Scalar(x, 2),
     "what spectral_norm keeps of a layer with one output": lambda x: torch.nn.functional.normalize(x, dim=0),

@@ -151,8 +151,6 @@ MOVES: Mapping[str, tuple[str, tuple[object, ...]]] = {
     ),
 }
 """Operators that only choose or move values, or give whole numbers, where that argument is one of these."""
-SCALED = ("aten::mul", "aten::div")
-"""Operators that change the exponent alone where they scale by a power of two."""
 OF_ONE = {"aten::sum": "", "aten::mean": "", "aten::linalg_vector_norm": "ord", "aten::norm": "p"}
 """Operators that leave one element as it is, up to its sign, with the argument that names a norm's order."""
 
@@ -269,12 +267,7 @@ def only_moves(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> bool:
     """Whether this call of an operator that may add only puts values into places, or chooses between them."""
     name, values = MOVES.get(table_name(func), ("", ()))
     is_moved = bool(values) and argument_named(func, args, kwargs, name) in values
-    is_scaled = table_name(func) in SCALED and any(map(_is_power_of_two, args[1:2]))
-    return is_moved or is_scaled or (table_name(func) in OF_ONE and _adds_up_one(func, args, kwargs))
-
-
-def _is_power_of_two(number: object) -> bool:
-    return isinstance(number, (int, float)) and math.isfinite(number) and abs(math.frexp(number)[0]) == 0.5
+    return is_moved or (table_name(func) in OF_ONE and _adds_up_one(func, args, kwargs))
 
 
 def _adds_up_one(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> bool:
