@@ -8,6 +8,7 @@ What a round says is the SHA-256 of its signature. https://docs.drand.love/docs/
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -95,6 +96,7 @@ def spoken(source: str, number: int, given: bytes) -> bytes:
 
 
 def _is_signed(message: bytes, signature: bytes, key: bytes) -> bool:
+    deepest = sys.getrecursionlimit()
     try:
         names = ("bls.g2_primitives", "bls.hash_to_curve", "bls.point_compression", "optimized_bls12_381")
         primitives, hashing, points, curve = (importlib.import_module(f"py_ecc.{name}") for name in names)
@@ -102,6 +104,10 @@ def _is_signed(message: bytes, signature: bytes, key: bytes) -> bool:
         raise InvalidInput(
             "drand's signatures are verified by py_ecc: pip install tallystick[drand]"
         ) from problem
+    finally:
+        sys.setrecursionlimit(
+            deepest
+        )  # which it raises to what no stack has room for: a nested document would end the process
     number, *of_key = (int.from_bytes(part, "big") for part in (signature, key[:48], key[48:]))
     try:
         point = points.decompress_G1(number)

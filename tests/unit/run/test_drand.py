@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -19,13 +21,20 @@ VALUE = "fe290beca10872ef2fb164d2aa4442de4566183ec51c56ff3cd603d930e54fdd"
 
 
 def needs_pairings() -> None:
-    pytest.importorskip("py_ecc", reason="drand's signatures need py_ecc: pip install tallystick[drand]")
+    if importlib.util.find_spec("py_ecc") is None:
+        pytest.skip("drand's signatures need py_ecc: pip install tallystick[drand]")
 
 
 def test_a_round_says_the_digest_of_its_signature() -> None:
     needs_pairings()
+    deepest = sys.getrecursionlimit()
     assert QUICKNET.value_of(ROUND, SIGNATURE).hex() == VALUE
     assert spoken("drand/quicknet", ROUND, SIGNATURE).hex() == VALUE
+    # py_ecc raises it to 100,000 when it is imported, and a document of brackets within brackets ended the process.
+    fresh = "import sys; from tallystick.run.drand import QUICKNET; before = sys.getrecursionlimit(); "
+    asked = f"QUICKNET.value_of({ROUND}, bytes.fromhex({SIGNATURE.hex()!r})); assert sys.getrecursionlimit() == before"
+    subprocess.run([sys.executable, "-c", fresh + asked], check=True)
+    assert sys.getrecursionlimit() == deepest
 
 
 FORGED = {
