@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compile the kernels of tallystick.numerics into one shared library beside their Python module.
 
-On Linux with glibc so is what a judge's processes have for a calendar of their own (tallystick.roles.rebuilt).
+On Linux with glibc so is what a judge's processes have for a calendar of their own (tallystick.roles.elsewhen); without it
+nobody is convicted by data, and everything else is there.
 
 Run by the build (hatch_build.py) and by hand after an edit of the C sources. ``CC`` names another compiler than
 ``cc``; it may hold arguments, such as ``python -m ziglang cc``. Exit code 3: no compiler was found.
@@ -53,17 +54,24 @@ def main() -> int:
             file=sys.stderr,
         )
         return 3
-    built = [(ROOM / LIBRARY, FLAGS, [ROOM / name for name in SOURCES], ["-lm"])]
-    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
-        built.append((CALENDAR.with_name("libelsewhen.so"), CALENDAR_FLAGS, [CALENDAR], ["-ldl"]))
-    for target, flags, sources, libraries in built:
-        fresh = target.with_suffix(".new")
-        command = [*compiler, *flags.split(), "-o", str(fresh), *map(str, sources), *libraries]
-        if subprocess.run(command, check=False).returncode:
-            print(f"compile_kernels: {shlex.join(compiler)} failed", file=sys.stderr)
-            return 1
-        fresh.replace(target)
+    kernels = [ROOM / name for name in SOURCES]
+    if not built(compiler, ROOM / LIBRARY, [*FLAGS.split()], [*map(str, kernels), "-lm"]):
+        print(f"compile_kernels: {shlex.join(compiler)} failed", file=sys.stderr)
+        return 1
+    is_glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
+    library = CALENDAR.with_name("libelsewhen.so")
+    if is_glibc and not built(compiler, library, [*CALENDAR_FLAGS.split()], [str(CALENDAR), "-ldl"]):
+        print("compile_kernels: second runs of a judge's have no other calendar here", file=sys.stderr)
     return 0
+
+
+def built(compiler: list[str], target: Path, flags: list[str], rest: list[str]) -> bool:
+    """Return whether a library could be compiled; only then the one before is replaced."""
+    fresh = target.with_suffix(".new")
+    if subprocess.run([*compiler, *flags, "-o", str(fresh), *rest], check=False).returncode:
+        return False
+    fresh.replace(target)
+    return True
 
 
 if __name__ == "__main__":

@@ -511,6 +511,12 @@ def test_what_is_made_of_one_element_alone_does_not_move(name: str) -> None:
         with JitterMode(Jitter(seed)):
             found = OF_ONE[name](x)
         assert torch.equal(found, OF_ONE[name](x))
+    turned = torch.tensor([0.3 + 0.4j])
+    sizes: set[float] = set()
+    for seed in range(5):
+        with JitterMode(Jitter(seed)):
+            sizes.add(float(torch.linalg.vector_norm(turned)))
+    assert len(sizes) > 1, "the size of a complex number is a root"
     longer = torch.tensor([0.3, 0.7])
     moved = []
     for seed in range(5):

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tallystick.cli.fleet.monitoring import (
+    _spoken as spoken_for,  # pyright: ignore[reportPrivateUsage] # what follows of it repeats a run
+)
 from tallystick.cli.main import main
 from tallystick.commit.merkle import root
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.fleet.provenance.submission import (
     DeclaredRun,
+    OwnerFolder,
     report_leaf,
     report_leaves,
     verify_reported,
@@ -102,4 +106,8 @@ def test_a_verification_is_bound_to_the_announcement_that_it_names(
     assert "needs --reports DIR" in capsys.readouterr().err
     assert main([*command, "--announcement", str(announced), "--reports", str(reports), "--json"]) == 1
     assert "run late: its report is none of the 2" in capsys.readouterr().err
+    (runs / "late.report.json").write_bytes(REPORTS[1].encode())  # one of those that were handed in
+    assert spoken_for("07" * 32, OwnerFolder(owner), announced, reports) == b"\x07" * 32
+    with pytest.raises(InvalidInput, match="at most 128"):
+        spoken_for("07" * 65, OwnerFolder(owner), announced, reports)
     assert json.loads(announced.read_text())["reports"]["root"] == root(leaves).hex()

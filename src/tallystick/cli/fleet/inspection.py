@@ -109,29 +109,27 @@ def announce(
     as_json: AsJson = False,
 ) -> int:
     """Write the announcement that is published before the beacon speaks."""
-    listed, network = (
-        parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame")),
-        NETWORKS.get(source),
-    )
-    if beacon_time is None and network is None:
-        raise InvalidInput(
-            f"--beacon-source {source}: when its rounds are published is not known; give --beacon-time"
-        )
-    time = network.time_of(beacon_round) if beacon_time is None and network is not None else beacon_time or 0
-    verify_time(source, beacon_round, time)
+    listed = parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
+    if beacon_time is None:
+        if source not in NETWORKS:
+            raise InvalidInput(
+                f"--beacon-source {source}: when its rounds are published is not known; give --beacon-time"
+            )
+        beacon_time = NETWORKS[source].time_of(beacon_round)
+    verify_time(source, beacon_round, beacon_time)
     given, second = report_leaves(reports), second_of(now)
     made = DrawAnnouncement(
-        period, merkle_root(given), len(given), closed, listed.root(), source, beacon_round, time,
+        period, merkle_root(given), len(given), closed, listed.root(), source, beacon_round, beacon_time,
         listed.frames(parse_counts(samples, option="--samples", what="stratum")),
     )  # fmt: skip
-    if not closed <= second < time:
+    if not closed <= second < beacon_time:
         raise InvalidInput(
-            f"draw: reports close at {closed}, the beacon speaks at {time}, now is {second}: an announcement is made in between"
+            f"draw: reports close at {closed}, the beacon speaks at {beacon_time}, now is {second}: it is announced in between"
         )
     write_whole(out, made.encode())
     facts = {
         "file": str(out), "period": period, "frame": made.registry.hex(), "beacon": f"{source} {beacon_round}",
-        "beacon_time": time, "reports": made.reports.hex(), "reports_count": len(given),
+        "beacon_time": beacon_time, "reports": made.reports.hex(), "reports_count": len(given),
     }  # fmt: skip
     return done("announced; publish it before the beacon speaks", facts, as_json=as_json)
 

@@ -207,9 +207,8 @@ def _angle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str
         return func(*args, **kwargs)
     y, x = torch.broadcast_tensors(y.to(dtype), x.to(dtype))
     is_left, zero = x < 0.0, torch.zeros((), dtype=dtype, device=y.device)
-    asked = torch.where(
-        is_left, y, x.abs() + y.abs()
-    )  # how far from the cut, which begins where both are zero
+    # How far each point is from the cut, which begins where both are zero.
+    asked = torch.where(is_left, y, x.abs() + y.abs())
     moved = here.forced(asked, lambda _: zero)
     result = torch.atan2(y if moved is None else torch.where(is_left, moved, y), x)
     return args[0].copy_(result) if func._schema.is_mutable else result

@@ -274,7 +274,7 @@ def _adds_up_one(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> boo
     """Whether each result is made of one element alone: its sum and mean, and its size where that is a norm, as it is."""
     x, dims = args[0], argument_named(func, args, kwargs, "dim")
     order = argument_named(func, args, kwargs, OF_ONE[table_name(func)])
-    if not isinstance(x, Tensor) or order not in (None, 1, 2):
+    if not isinstance(x, Tensor) or x.is_complex() or order not in (None, 1, 2):  # of complex numbers a root
         return False
     if dims is None or dims == [] or not x.dim():
         return x.numel() == 1
