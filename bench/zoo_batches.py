@@ -13,6 +13,9 @@ from torch import Tensor
 
 Batch = dict[str, Any]
 VOCAB, WIDTH, HEAD, IMAGE, LENGTH = 192, 64, 16, 32, 16
+IMAGES = 8
+"""In a batch of images alone. A batch norm whose channel has two values, one of each image, makes 1 and -1 of them, whatever they
+are: all gradients before it are rounding errors."""
 
 
 def pick(config: Any, *names: str, default: Any = None) -> Any:
@@ -30,12 +33,12 @@ def ids(generator: torch.Generator, length: int = LENGTH, most: int = 96, least:
     return torch.randint(least, most, (2, length), generator=generator)
 
 
-def pixels(config: Any, generator: torch.Generator) -> Tensor:
+def pixels(config: Any, generator: torch.Generator, rows: int) -> Tensor:
     vision = pick(config, "vision_config", "encoder", default=config)
     size = pick(vision, "image_size", "input_size", default=IMAGE)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     channels = pick(vision, "num_channels", "in_channels", default=3)
-    return randn(generator, 2, channels if isinstance(channels, int) else 3, height, width)
+    return randn(generator, rows, channels if isinstance(channels, int) else 3, height, width)
 
 
 def audio(wanted: set[str], config: Any, generator: torch.Generator) -> Batch:
@@ -135,7 +138,7 @@ IMAGE_INPUTS: tuple[tuple[str, Callable[[torch.Generator], Batch]], ...] = (
 )
 
 
-def images(model: Any, wanted: set[str], generator: torch.Generator) -> Batch:
+def images(model: Any, wanted: set[str], generator: torch.Generator, rows: int = 2) -> Batch:
     name, kind = type(model).__name__, model.config.model_type
     for pattern, make in IMAGE_INPUTS:
         if re.match(pattern, name):
@@ -147,7 +150,7 @@ def images(model: Any, wanted: set[str], generator: torch.Generator) -> Batch:
         values = randn(generator, 32, channels * times * pick(vision, "patch_size") ** 2)
         merged = {"image_merge_sizes": ones(2)} if "image_merge_sizes" in wanted else {}
         return {"pixel_values": values, "image_grid_thw": GRID, **merged}
-    result: Batch = {"pixel_values": (values := pixels(model.config, generator))}
+    result: Batch = {"pixel_values": (values := pixels(model.config, generator, rows))}
     if "image_sizes" in wanted and kind != "llava":
         result["image_sizes"] = torch.tensor([list(values.shape[-2:])] * 2)
         if "granite4" in kind or "next" in kind or "onevision" in kind:
@@ -194,12 +197,16 @@ def batch(model: Any, family: str, step: int) -> Batch:
     config = model.config
     label = torch.randint(0, 2, (2,), generator=generator)
     if family == "image_classification":
-        inputs = {"input_ids": ids(generator)} if "input_ids" in wanted else images(model, wanted, generator)
-        return inputs | {"labels": label}
+        if "input_ids" in wanted:
+            return {"input_ids": ids(generator), "labels": label}
+        inputs = images(model, wanted, generator, IMAGES)
+        more = torch.randint(0, 2, (IMAGES,), generator=generator)
+        return inputs | {"labels": more if len(inputs["pixel_values"]) == IMAGES else label}
     if family == "object_detection":
-        kinds, boxes = ids(generator, 2, 2, 0), torch.rand(2, 2, 4, generator=generator) * 0.3 + 0.3
+        kinds = torch.randint(0, 2, (IMAGES, 2), generator=generator)
+        boxes = torch.rand(IMAGES, 2, 4, generator=generator) * 0.3 + 0.3
         targets = [{"class_labels": one, "boxes": box} for one, box in zip(kinds, boxes, strict=True)]
-        return images(model, wanted, generator) | {"labels": targets}
+        return images(model, wanted, generator, IMAGES) | {"labels": targets}
     if family in ("audio_classification", "ctc"):
         label = ids(generator, 3, 30, 1) if family == "ctc" else label
         return audio(wanted, config, generator) | {"labels": label}

@@ -84,6 +84,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "(chameleon|janus).vq_config": {"channel_multiplier": [1, 1, 1, 1], "base_channels": 32},
     "pix2struct.vision_config|kosmos-2.5.vision_config": {"patch_embed_hidden_size": 192},
     "glm4v_moe.text_config": {"rope_parameters": AXES | {"mrope_section": [1, 1, 2]}},
+    "d_fine": {
+        "image_size": 64
+    },  # at 32 its last maps have one place, and every bias before a batch norm cancels
     "efficientnet": {
         "width_coefficient": 0.05,
         "depth_coefficient": 0.1,

@@ -48,9 +48,11 @@ complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcomm
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from honest' -l steps
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l chips
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l events
+complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l fleets
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l help
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l json
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l lot
+complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l seed
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from training' -l help
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from training' -l job
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from training' -l json

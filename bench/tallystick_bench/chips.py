@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -44,7 +44,7 @@ Steps = Annotated[int | None, option("--steps", "N", "Observed steps of each job
 
 def chip(part: Parts = None, n_bytes: Bytes = BUFFER, steps: Steps = None, as_json: AsJson = False) -> int:
     """Measure hashing, and the stall and loss that snapshots cost the jobs text and gpt2; 1 if anything is missed."""
-    measures: dict[str, Callable[[], list[PartRow]]] = {
+    measures: dict[str, Callable[[], Iterable[PartRow]]] = {
         "hash": lambda: hash_rows(n_bytes),
         **{job: partial(job_rows, job, steps or count) for job, count in STEPS.items()},
     }
@@ -71,21 +71,19 @@ def hash_rows(n_bytes: int, rounds: int = 5) -> list[PartRow]:
     ]
 
 
-def job_rows(job: str, steps: int) -> list[PartRow]:
-    """Return what snapshots of a training process cost it: stall, loss of throughput, and the hook on its optimizer."""
+def job_rows(job: str, steps: int) -> Iterator[PartRow]:
+    """Yield what snapshots of a training process cost it: stall, loss of throughput, and the hook on its optimizer."""
     plain = [step["seconds"] for step in _Child(job, None, steps).finish()]
-    rows: list[PartRow] = []
+    yield PartRow(job, "a step, plain", 1000 * statistics.median(plain), "ms")
     with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
         quiet = [step["seconds"] for step in _Child(job, _made(Path(place) / "q")[0], steps).finish()]
         # One number for both: a hook that costs nothing measures as the noise between two processes.
         hook = statistics.median(quiet) / statistics.median(plain) - 1
+        yield PartRow(job, "a step, registered and never stopped, more than plain", 100 * hook, "%")
         for frozen in (False, True):
             directory, settings = _made(Path(place) / f"c{frozen}", hash_frozen=frozen)
             how = "hashed while frozen" if frozen else "copied, hashed afterwards"
-            rows += _observed(job, steps, directory, settings, how)
-    rows.append(PartRow(job, "a step, plain", 1000 * statistics.median(plain), "ms"))
-    rows.append(PartRow(job, "a step, registered and never stopped, more than plain", 100 * hook, "%"))
-    return rows
+            yield from _observed(job, steps, directory, settings, how)
 
 
 def _observed(

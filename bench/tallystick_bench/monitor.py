@@ -6,7 +6,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +14,13 @@ from tallystick.cli.options import AsJson, argument, option
 from tallystick_bench.table import PartRow, measure_parts
 
 Parts = Annotated[
-    list[str] | None, argument("[PART]...", "Any of plan, draw, simulate, registry; by default all.")
+    list[str] | None, argument("[PART]...", "Any of plan, draw, simulate, registry, fleets; by default all.")
 ]
 Events = Annotated[int, option("--events", "N", "Events of the registry.", least=4)]
 Lot = Annotated[int, option("--lot", "N", "Chips in one deed.", least=1, most=10000)]
 Chips = Annotated[int, option("--chips", "C", "Chips of plan and draw.", least=2000)]
+Fleets = Annotated[int, option("--fleets", "N", "Honest fleets that are played and verified.", least=1)]
+Seed = Annotated[int, option("--seed", "N", "The first fleet's seed.", least=0)]
 
 
 def monitor(
@@ -26,14 +28,17 @@ def monitor(
     events: Events = 1_000_000,
     lot: Lot = 1000,
     chips: Chips = 10_000_000,
+    fleets: Fleets = 20,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> int:
-    """Measure planning, drawing, simulating and the registry; 1 if anything takes longer than it must."""
-    measures: dict[str, Callable[[], list[PartRow]]] = {
+    """Measure planning, drawing, simulating, the registry and honest fleets; 1 if anything is not as it must be."""
+    measures: dict[str, Callable[[], Iterable[PartRow]]] = {
         "plan": lambda: _plan(chips),
         "draw": lambda: _draw(chips),
         "simulate": _simulate,
         "registry": lambda: _registry(events, lot),
+        "fleets": lambda: _fleets(fleets, seed),
     }
     return measure_parts("tally bench monitor", measures, part, as_json=as_json)
 
@@ -116,3 +121,9 @@ def _registry(events: int, lot: int) -> list[PartRow]:
         PartRow("registry", "a proof", 1e3 * proved[0] / len(some), "ms", 10.0),
         PartRow("registry", "one more deed and head", 1e3 * added[0], "ms", 1000.0),
     ]
+
+
+def _fleets(fleets: int, seed: int) -> Iterable[PartRow]:
+    from tallystick_bench.fleets import fleet_rows
+
+    return fleet_rows(fleets, seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import RenderableType
@@ -82,12 +82,12 @@ class PartTable:
 
 def measure_parts(
     title: str,
-    measures: Mapping[str, Callable[[], list[PartRow]]],
+    measures: Mapping[str, Callable[[], Iterable[PartRow]]],
     asked: Sequence[str] | None,
     *,
     as_json: bool,
 ) -> int:
-    """Measure the parts asked for, by default all, print their rows, and return 1 if anything is missed.
+    """Measure the parts asked for, by default all, say each row as it comes, print all, and return 1 if anything is missed.
 
     Raises:
         InvalidInput: there is no such part.
@@ -98,7 +98,9 @@ def measure_parts(
     rows: list[PartRow] = []
     for name in asked or measures:
         say(f"  {name}")
-        rows += measures[name]()
+        for row in measures[name]():
+            say(f"    {row.measure}: {row.value:,.4g} {row.unit}")
+            rows.append(row)
     table = PartTable(title, rows)
     answer(table, as_json=as_json)
     return 0 if table.met else 1

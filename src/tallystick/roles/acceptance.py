@@ -21,10 +21,11 @@ from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.joint_optimizer import part_of
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import Excess, Freedom
+from tallystick.execution.noise.held import as_held, with_larger
 from tallystick.execution.noise.own_path import MOST_CHOICES, OwnPath
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
-from tallystick.execution.noise.yardstick import Yardstick, as_held, with_larger
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import find_other_floors
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import DOUBT, Site, is_noise_only, scale_exponent

@@ -36,9 +36,10 @@ from tallystick.execution.noise.gradients import (
     Walk,
     WeighedMoves,
 )
+from tallystick.execution.noise.held import as_held
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.reference import in_float64
-from tallystick.execution.noise.yardstick import Yardstick, as_held, octaves_allowed
+from tallystick.execution.noise.yardstick import Yardstick, octaves_allowed
 from tallystick.execution.rounding.breaches import find_other_floors
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tallystick.execution.noise.buffers import lifted_grid
+from tallystick.execution.noise.held import with_larger
 from tallystick.execution.noise.measured import Calibration, SiteNoise
-from tallystick.execution.noise.yardstick import with_larger
 from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.grids import site_grid
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind, SiteAddress, decode_frame
 from tallystick.numerics.policy import FP32
@@ -54,3 +56,36 @@ def test_a_decision_or_loss_may_be_as_noisy_as_it_was_in_a_step_measured_out_of_
     loud = quiet == 0 and before > 2.0**-10  # its grid only becomes coarser too
     assert found.noise[GRADIENT].relative == (before if loud else 2.0**-10)
     assert found.table.sites[GRADIENT].band == (-7 if loud else -8) - quiet
+
+
+@pytest.mark.parametrize(("before", "now"), [(2.0**-40, 2.0**-34), (2.0**-34, 2.0**-40)])
+def test_noise_of_a_mean_that_is_nothing_else_is_compared_by_its_size_and_not_over_its_own_scale(
+    before: float, now: float
+) -> None:
+    def measured(largest: float, relative: float) -> Calibration:
+        noise = SiteNoise(relative, np.zeros(1, dtype=np.int64), largest / 16, largest, 4096)
+        lifted = lifted_grid(FP32, noise)
+        noise.relative = relative
+        return Calibration({(Kind.BUFFER, 0): noise}, GridTable({(Kind.BUFFER, 0): lifted}))
+
+    found = with_larger(FP32, measured(now, 2.0**-13), measured(before, 2.0**-12))
+
+    assert found.noise[(Kind.BUFFER, 0)].largest == 2.0**-34
+    assert found.table.sites[(Kind.BUFFER, 0)] == lifted_grid(FP32, found.noise[(Kind.BUFFER, 0)])
+
+
+@pytest.mark.parametrize(("held", "now"), [(-6, -12), (-12, -6), (-8, -6)])
+def test_the_grid_of_a_gradient_that_was_nothing_when_noise_was_measured_stays_no_finer(
+    held: int, now: int
+) -> None:
+    """Its floor cannot fall where grids are not chosen, so its trainer leaves the band too."""
+
+    def measured(band: int, largest: float, rms: float) -> Calibration:
+        noise = SiteNoise(largest, np.zeros(1, dtype=np.int64), rms, largest, 4096)
+        grid = site_grid(FP32, Kind.GRADIENT, band, np.zeros(1, dtype=np.int64))
+        return Calibration({GRADIENT: noise}, GridTable({GRADIENT: grid}))
+
+    found = with_larger(FP32, measured(now, 2.0**-30, 1.0), measured(held, 0.0, 0.0))
+
+    assert found.noise[GRADIENT].largest == 2.0**-30
+    assert found.table.sites[GRADIENT].band == -6

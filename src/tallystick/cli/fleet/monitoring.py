@@ -276,7 +276,7 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> int:
     owners: list[OwnerReport] = []
     for owner in PARTS:
         folder = OwnerFolder(place / owner)
-        known = {ueid: _inspect(folder.path / "chips" / ueid) for ueid in ueids[owner]}
+        known = {ueid: inspect_chip(folder.path / "chips" / ueid) for ueid in ueids[owner]}
         inquiry = Inquiry(beacon, plausibility=Plausibility(1e6), plan=PLAN)
         say(f"- inspecting the chips of {owner}")
         owners.append(
@@ -360,7 +360,7 @@ def _train(place: Path, owner: str, ueids: Sequence[str]) -> None:
         raise TallyError(f"demo: owner {owner} ended with exit code {child.returncode}: {said}")
 
 
-def _inspect(path: Path) -> KnownChip:
+def inspect_chip(path: Path) -> KnownChip:
     """Go to a chip: take its key as it was registered, and have its log's head attested for a fresh nonce."""
     from tallystick.fleet.agent.agent import boot_log
     from tallystick.fleet.attestation.assurance import CheckedEvidence, attest_head, parse_attestation

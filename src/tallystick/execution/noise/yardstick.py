@@ -7,7 +7,7 @@ bands are plausible, and how many roundings and decisions an honest log takes fr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -27,21 +27,16 @@ from tallystick.execution.noise.gradients import OWN_WEIGHED, STEP_SLACK
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
-    CLEAR,
     DOUBT,
     OUTGROWN,
     RISES,
     Site,
-    is_loud,
     is_noise_only,
-    keeps_hearing,
     largest_scale,
     loudest_band,
     may_be_lifted,
     row_scales_of,
     scale_exponent,
-    site_grid,
-    still_heard,
     whole_scale,
 )
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -446,53 +441,6 @@ def _completed(measured: Calibration, before: Calibration) -> Calibration:
     table = GridTable({**measured.table.sites, **grids})
     weights = {**before.weights, **measured.weights}
     return replace(measured, noise={**measured.noise, **kept}, table=table, weights=weights)
-
-
-def with_larger(policy: Policy, measured: Calibration, before: Calibration) -> Calibration:
-    """Return ``measured`` with the noise of all but most gradients where it was larger when ``before`` was measured.
-
-    Where grids are not chosen anew, those of buffers, states, losses and loud gradients only become coarser. And who records a
-    loop of another's writing measures in the middle of a step, when decisions have been taken as measured before.
-    """
-    noise, sites = {**measured.noise}, {**measured.table.sites}
-    for place, old in before.noise.items():
-        site, now = (Kind(place[0]), place[1]), noise.get(place)
-        if now is None or not now.relative < old.relative or not _only_widens(policy, site, measured, before):
-            continue
-        noise[place] = old
-        if site in before.table.sites:
-            sites[site] = before.table.sites[site]
-    return replace(measured, noise=noise, table=GridTable(sites))
-
-
-def as_held(
-    policy: Policy, measured: Calibration, before: Calibration, changes: Callable[[Site], bool]
-) -> Calibration:
-    """Return ``measured`` with the gradients that stay heard or silent, as ``before``, where grids are not chosen anew.
-
-    Those that the log ``changes`` are what they are now.
-    """
-    sites = {**measured.table.sites}
-    for at, grid in measured.table.sites.items():
-        site, old = (Kind(at[0]), at[1]), before.table.sites.get(at)
-        if site[0] != Kind.GRADIENT or old is None:
-            continue
-        if keeps_hearing(policy, old, grid, CLEAR - DOUBT) and not changes(site):
-            now = measured.noise.get(site)
-            sites[site] = (still_heard(policy, old, now.largest) if now is not None else None) or old
-    return replace(measured, table=GridTable(sites))
-
-
-def _only_widens(policy: Policy, site: tuple[Kind, int], measured: Calibration, before: Calibration) -> bool:
-    """Whether a site's band only widens where grids are not chosen: of a gradient, one that its trainer may find loud."""
-    if site[0] != Kind.GRADIENT:
-        return True
-    old, now = before.table.sites.get(site), measured.table.sites.get(site)
-    if old is None or now is None or is_noise_only(old) or is_noise_only(now) or old.residue_bits:
-        return False
-    doubt = octaves_allowed(before.noise[site].elements) + KERNEL_OCTAVES
-    loudest = site_grid(policy, Kind.GRADIENT, min(old.band + doubt, policy.gradient_band[1]), old.scales)
-    return is_loud(policy, loudest, now.band)
 
 
 def octaves_allowed(elements: int) -> int:

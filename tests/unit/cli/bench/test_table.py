@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -44,3 +45,16 @@ def test_all_parts_are_measured_unless_some_are_asked_for(capsys: pytest.Capture
     assert "not met" in page
     with pytest.raises(InvalidInput, match="part c: unknown; known are a, b"):
         measure_parts("tally bench x", measures, ["c"], as_json=True)
+
+
+def test_a_row_is_said_before_the_next_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+
+    def rows() -> Iterator[PartRow]:
+        yield PartRow("a", "first", 1.5, "s")
+        said.append(capsys.readouterr().err)
+        yield PartRow("a", "second", 2.5, "s")
+
+    assert measure_parts("tally bench x", {"a": rows}, None, as_json=True) == 0
+    assert "first: 1.5 s" in said[0]
+    assert "second: 2.5 s" in capsys.readouterr().err
