@@ -4,7 +4,8 @@
 
 From then on the agent may stop the process at any time, read parameters and optimizer state, and let it go on. A hook on
 the optimizer keeps the table of addresses and says when the optimizer writes. Buffers are left out: the forward pass
-changes them at any time, so that no state of the run has them as they were. Linux, CPU memory.
+changes them at any time, so that no state of the run has them as they were. Of a ``DTensor`` (FSDP2, tensor parallelism) the
+process has its own part, and ``integrations.sharded`` says which. Linux, CPU memory.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ class Registration:
 
     def _publish(self) -> None:
         """Write the table, inside an odd sequence, and register again where the list of tensors has grown."""
-        tensors = list(_tensors(self._model, self._optimizer))
+        tensors = [
+            (name, kind, _plain(name, each)) for name, kind, each in tensors_of(self._model, self._optimizer)
+        ]
         names = [(name, DTYPES[tensor.dtype], kind) for name, kind, tensor in tensors]
         places = [(tensor.data_ptr(), tensor.nbytes) for _, _, tensor in tensors]
         if len(places) > MOST_REGIONS:
@@ -126,22 +129,26 @@ class Registration:
             self._block[_SEQUENCE_AT : _SEQUENCE_AT + 8] = struct.pack("<Q", self._sequence)
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield name, kind and memory of every tensor of the training's state, named as in a committed state."""
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield name, kind and value of every tensor of the training's state, named as in a committed state."""
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters():
         names[id(parameter)] = name
-        yield f"model/{name}", "weights", _plain(name, parameter)
+        yield f"model/{name}", "weights", parameter
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             values: dict[str, Any] = optimizer.state.get(parameter, {})
             for key, value in values.items():
                 if isinstance(value, Tensor):
                     owner = names.get(id(parameter), "unnamed")
-                    yield f"optimizer/{owner}/{key}", "optimizer", _plain(owner, value)
+                    yield f"optimizer/{owner}/{key}", "optimizer", value
 
 
 def _plain(name: str, tensor: Tensor) -> Tensor:
+    to_local: Any = getattr(tensor, "to_local", None)
+    if to_local is not None:  # a DTensor, of which this process has its own part
+        with torch.no_grad():
+            tensor = to_local()
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.dtype not in DTYPES:
         raise InvalidInput(
             f"observe: {name} is {tensor.dtype} on {tensor.device}, contiguous {tensor.is_contiguous()}; "

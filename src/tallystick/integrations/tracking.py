@@ -12,6 +12,8 @@ Neither library is imported here. A tracker's word is its own: what proves anyth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from tallystick.errors import InvalidInput
@@ -58,7 +60,10 @@ def tags_of(result: RunStatement | AuditReport | None) -> dict[str, str]:
 
 
 def log_result(result: RunStatement | AuditReport | None, tracker: Any) -> None:
-    """Log both to a tracker: a module or client with MLflow's ``log_metrics`` and ``set_tags``, or a ``SummaryWriter``.
+    """Log both to a tracker: the module ``mlflow``, what else has its ``log_metrics`` and ``set_tags``, or a ``SummaryWriter``.
+
+    Of the module it is the run that is active, or was last: transformers' Trainer ends its own with the training. If there was
+    none, one is begun and ended.
 
     Raises:
         InvalidInput: it has the methods of neither.
@@ -66,8 +71,7 @@ def log_result(result: RunStatement | AuditReport | None, tracker: Any) -> None:
     numbers, texts = metrics_of(result), tags_of(result)
     if all(hasattr(tracker, name) for name in ("log_metrics", "set_tags")):
         if result is not None:  # MLflow begins a run where it is given nothing, too
-            tracker.log_metrics(numbers)
-            tracker.set_tags(texts)
+            _log_to_mlflow(numbers, texts, tracker)
     elif all(hasattr(tracker, name) for name in ("add_scalar", "add_text")):
         for name, number in numbers.items():
             tracker.add_scalar(name, number, 0 if result is None else result.steps)
@@ -78,3 +82,18 @@ def log_result(result: RunStatement | AuditReport | None, tracker: Any) -> None:
             f"tracker: {type(tracker).__name__} has neither log_metrics and set_tags (MLflow) nor add_scalar and add_text "
             "(TensorBoard); metrics_of and tags_of return dicts for any other"
         )
+
+
+def _log_to_mlflow(numbers: Mapping[str, float], texts: Mapping[str, str], tracker: Any) -> None:
+    is_module = all(hasattr(tracker, name) for name in ("active_run", "last_active_run", "MlflowClient"))
+    run = (tracker.active_run() or tracker.last_active_run()) if is_module else None
+    if run is not None:
+        client = tracker.MlflowClient()
+        for name, number in numbers.items():
+            client.log_metric(run.info.run_id, name, number)
+        for name, text in texts.items():
+            client.set_tag(run.info.run_id, name, text)
+        return
+    with tracker.start_run() if is_module else nullcontext():
+        tracker.log_metrics(numbers)
+        tracker.set_tags(texts)

@@ -190,6 +190,81 @@ def verify_owner(
     return judge_owner(owner, views, verdicts, plan=inquiry.plan), views, shown
 
 
+@dataclass(frozen=True)
+class SnapshotTrace:
+    """Which declared run a snapshot is of, and where in it; ``run`` is None where none of those shown has its memory.
+
+    Attributes:
+        run, root: the run's name in the folder, and its root, hexadecimal.
+        rank, ranks: whose part the chip held, of how many.
+        match: the step, the slices, what is of no state.
+        named: how many declared runs name the chip; of no other was a state looked at.
+        declared: how many there are.
+        findings: what is wrong with the chip's log.
+    """
+
+    run: str | None
+    root: str | None
+    rank: int | None
+    ranks: int | None
+    match: SnapshotMatch | None
+    named: int
+    declared: int
+    findings: tuple[NumberedFinding, ...]
+
+
+def trace_snapshot(
+    folder: OwnerFolder,
+    ueid: str,
+    seq: int,
+    chip: KnownChip,
+    source_of: Callable[[str], JobSource],
+    *,
+    search: int = 2000,
+) -> SnapshotTrace:
+    """Return what the memory was that chip ``ueid`` signed as its record ``seq``.
+
+    Looked at first is the run whose pre-commitment the chip had logged, at the step that its report states; of runs of no more
+    than ``search`` steps all states are then.
+
+    Raises:
+        InvalidInput: the record is no snapshot that the owner opens, or a document is malformed.
+        StoreError: one is missing.
+    """
+    records, findings, _ = _read_chip(folder, ueid, chip, Inquiry(bytes(32)))
+    logged = [each for each in records if each.record.seq == seq and isinstance(each.record.event, Snapshot)]
+    if not logged:
+        raise InvalidInput(f"chip {ueid}: record {seq} of its log is no snapshot")
+    taken = _openings(folder, ueid, logged)
+    if not taken:
+        raise InvalidInput(
+            f"chip {ueid}: snapshot {seq}: the memory that the chip signed was not handed over"
+        )
+    (item,) = taken
+    declared = folder.runs()
+    named = [run for run in declared if ueid in run.report.precommit.ranks]
+    named.sort(key=lambda run: run.report.precommit.digest() != item.event.run)
+    for match in (_match_claimed, functools.partial(_match_anywhere, most=search)):
+        for run in named:
+            replayers: dict[str, RunReplayer] = {}
+            _open_run(run, source_of, replayers, {})
+            for replayer in replayers.values():
+                match(run, replayer, taken)
+            if (found := item.found) is not None:
+                ranks = run.report.precommit.ranks
+                return SnapshotTrace(
+                    run.name,
+                    found[0],
+                    ranks.index(ueid),
+                    len(ranks),
+                    found[1],
+                    len(named),
+                    len(declared),
+                    tuple(findings),
+                )
+    return SnapshotTrace(None, None, None, None, None, len(named), len(declared), tuple(findings))
+
+
 def _open_run(
     run: DeclaredRun,
     source_of: Callable[[str], JobSource],

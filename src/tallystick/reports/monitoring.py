@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
@@ -18,6 +19,7 @@ from tallystick.reports.layout import (
     BAD,
     GOOD,
     UNSURE,
+    DonePage,
     Heading,
     Page,
     Part,
@@ -29,9 +31,13 @@ from tallystick.reports.layout import (
     answered,
     counted,
     page,
+    picked,
 )
 from tallystick.reports.memorisation import MemoryReport, power_in_words
 from tallystick.reports.webpage import html
+
+if TYPE_CHECKING:
+    from tallystick.integrations.watching import SnapshotTrace
 
 DAY = 86_400_000  # ms
 MOST_CHIPS = 32  # with a line of their own
@@ -244,3 +250,35 @@ def _timeline(chips: Sequence[ChipView]) -> Chart:
         "Snapshots of each chip over its active time", linear("days in use", 0.0, end / DAY),
         named("", [chip.ueid[-8:] for chip in chips]), marks,
     )  # fmt: skip
+
+
+def traced_page(found: SnapshotTrace, what: str) -> DonePage:
+    """Return what one snapshot, ``what``, was traced to."""
+    match = found.match
+    values: dict[str, object] = {
+        **picked(found, "run root rank ranks named declared"),
+        "match": None if match is None else match.fields(),
+        "slices": [] if match is None else [piece.fields() for piece in match.slices],
+        "findings": [str(each) for each in found.findings],
+    }
+    runs = f"{counted(found.declared, 'declared run')}, of which {found.named:,} name the chip"
+    if match is None:
+        text = "its memory is that of no state that these went through"
+        return DonePage(f"{what}: unexplained", values, [("looked at", runs), ("found", text)], UNSURE)
+    rows: list[Row] = [
+        ("run", f"{found.run}, {found.root}"),
+        (
+            "step",
+            f"after {match.steps_done:,} steps"
+            + (", and the next, page by page" if match.status == "torn" else ""),
+        ),
+        ("rank", f"{found.rank} of {found.ranks}"),
+        (
+            "slices",
+            f"{counted(len(match.slices), 'region')}, {match.size - match.unexplained_bytes:,} bytes, every one the same",
+        ),
+        ("besides", f"{match.unexplained_bytes:,} bytes that no slice names"),
+        ("looked at", runs),
+        *(("log", str(each)) for each in found.findings),
+    ]
+    return DonePage(f"{what}: {match.status}", values, rows, GOOD if match.status == "exact" else UNSURE)

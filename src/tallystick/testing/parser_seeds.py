@@ -238,7 +238,9 @@ def _watched() -> Iterator[bytes]:
     report = transcripts.RunReport(
         hexed, 2, precommit, hexed, checkpoints, transcripts.Totals(1, 2, 3), taken
     )
-    yield from (precommit.encode(), report.encode(), transcripts.ReportOpening(bytes(32), slices).encode())
+    columns = (transcripts.Slice("model/w", "model/w", 2, 6, 3, 9),)
+    yield from (precommit.encode(), report.encode())
+    yield transcripts.ReportOpening(bytes(32), (*slices, columns)).encode()
     head = canonical_json(["uint8", [2, 3]])
     batch = frame(batch_opening.BATCH_TAG, b"batch", head, b"abcdef")
     yield batch_opening.BatchOpening(hexed, 1, 2, bytes(32), (bytes(32),), batch).encode()

@@ -9,7 +9,7 @@ from tallystick.execution.noise.buffers import lifted_grid
 from tallystick.execution.noise.held import with_larger
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.context import RecordingContext
-from tallystick.execution.rounding.grids import site_grid
+from tallystick.execution.rounding.grids import UNSEEN, site_grid, unseen_grid
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind, SiteAddress, decode_frame
 from tallystick.numerics.policy import FP32
@@ -55,7 +55,8 @@ def test_a_decision_or_loss_may_be_as_noisy_as_it_was_in_a_step_measured_out_of_
     assert found.table.sites[(kind, 0)].band == band
     loud = quiet == 0 and before > 2.0**-10  # its grid only becomes coarser too
     assert found.noise[GRADIENT].relative == (before if loud else 2.0**-10)
-    assert found.table.sites[GRADIENT].band == (-7 if loud else -8) - quiet
+    # It stays coarse where it is loud, however quiet it was in between.
+    assert found.table.sites[GRADIENT].band == (-7 if quiet == 0 else -8) - quiet
 
 
 @pytest.mark.parametrize(("before", "now"), [(2.0**-40, 2.0**-34), (2.0**-34, 2.0**-40)])
@@ -75,17 +76,30 @@ def test_noise_of_a_mean_that_is_nothing_else_is_compared_by_its_size_and_not_ov
 
 
 @pytest.mark.parametrize(("held", "now"), [(-6, -12), (-12, -6), (-8, -6)])
-def test_the_grid_of_a_gradient_that_was_nothing_when_noise_was_measured_stays_no_finer(
-    held: int, now: int
+@pytest.mark.parametrize("between", [0.0, 2.0**-32])
+def test_the_grid_of_a_gradient_that_was_quieter_in_between_stays_no_finer(
+    held: int, now: int, between: float
 ) -> None:
-    """Its floor cannot fall where grids are not chosen, so its trainer leaves the band too."""
+    """Its floor cannot fall where grids are not chosen, so its trainer leaves the band too; moves count as noise is."""
 
     def measured(band: int, largest: float, rms: float) -> Calibration:
         noise = SiteNoise(largest, np.zeros(1, dtype=np.int64), rms, largest, 4096)
         grid = site_grid(FP32, Kind.GRADIENT, band, np.zeros(1, dtype=np.int64))
         return Calibration({GRADIENT: noise}, GridTable({GRADIENT: grid}))
 
-    found = with_larger(FP32, measured(now, 2.0**-30, 1.0), measured(held, 0.0, 0.0))
+    found = with_larger(FP32, measured(now, 2.0**-30, 1.0), measured(held, between, 1.0 if between else 0.0))
 
     assert found.noise[GRADIENT].largest == 2.0**-30
     assert found.table.sites[GRADIENT].band == -6
+
+
+def test_a_gradient_that_had_no_value_before_has_the_grid_that_is_measured() -> None:
+    """What stands there before is no measurement, and eight octaves wider (attacks/unseen_wide.py)."""
+    nothing = SiteNoise(0.0, np.full(1, UNSEEN), 0.0, 0.0, 4)
+    unseen = GridTable({GRADIENT: unseen_grid(FP32, Kind.GRADIENT, nothing.scales)})
+    noise = SiteNoise(2.0**-20, np.zeros(1, dtype=np.int64), 1.0, 2.0**-20, 4)
+    grid = site_grid(FP32, Kind.GRADIENT, -16, noise.scales)
+    measured = Calibration({GRADIENT: noise}, GridTable({GRADIENT: grid}))
+    assert unseen.sites[GRADIENT].band > grid.band
+
+    assert with_larger(FP32, measured, Calibration({GRADIENT: nothing}, unseen)).table.sites[GRADIENT] == grid

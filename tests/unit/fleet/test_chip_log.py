@@ -15,6 +15,7 @@ from tallystick.fleet.agent.chip_log import ChipHead, LogLimits, read_log, verif
 from tallystick.fleet.agent.chip_record import (
     DAY_MS,
     NO_RECORD,
+    TORN,
     Boot,
     Clocks,
     Event,
@@ -163,6 +164,23 @@ def test_suppressed_snapshots_show_as_a_deficit() -> None:
     assert rules(write(events)) == {16}
     assert rules(write(events, rate=167)) == set()
     assert rules(write(events, rate=167), limits=LogLimits(rate=1000)) == {15, 16}
+
+
+@pytest.mark.parametrize(("torn", "taken"), [(14, 14), (19, 20), (69, 100)])
+def test_more_torn_snapshots_than_chance_explains_are_a_finding_and_no_fewer(torn: int, taken: int) -> None:
+    def log(torn: int) -> list[LoggedRecord]:
+        events = [(replace(SNAPSHOT, flags=TORN if number < torn else 0), 1.0) for number in range(taken)]
+        return write([(Boot(bytes(16)), 0.0), *events])
+
+    assert rules(log(torn)) == {17}
+    assert rules(log(torn - 1)) == set()
+    assert rules(log(torn), limits=LogLimits(torn_share=0.8)) == set()
+
+
+def test_a_chip_with_few_snapshots_is_not_accused_of_torn_ones() -> None:
+    """Six of ten are torn once in 150 times where each is with probability 0.2."""
+    events = [(replace(SNAPSHOT, flags=TORN), 1.0)] * 10
+    assert rules(write([(Boot(bytes(16)), 0.0), *events])) == set()
 
 
 def test_a_reboot_storm_is_noticed_and_a_few_reboots_are_not() -> None:

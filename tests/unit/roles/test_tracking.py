@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +42,49 @@ class SummaryWriter:
 
     def add_text(self, tag: str, text_string: str) -> None:
         self.texts[tag] = text_string
+
+
+class Module(Mlflow):
+    """As the module: with runs, which go by their number."""
+
+    def __init__(self, active: int | None = None, last: int | None = None) -> None:
+        super().__init__()
+        self.active, self.last, self.begun = active, last, 0
+        self.logged = list[tuple[int, str, object]]()
+
+    def active_run(self) -> SimpleNamespace | None:
+        return None if self.active is None else SimpleNamespace(info=SimpleNamespace(run_id=self.active))
+
+    def last_active_run(self) -> SimpleNamespace | None:
+        return None if self.last is None else SimpleNamespace(info=SimpleNamespace(run_id=self.last))
+
+    def MlflowClient(self) -> Module:  # noqa: N802 # as it is called there
+        return self
+
+    def log_metric(self, run_id: int, key: str, value: float) -> None:
+        self.logged.append((run_id, key, value))
+
+    set_tag = log_metric
+
+    def start_run(self) -> AbstractContextManager[None]:
+        self.begun += 1
+        return nullcontext()
+
+
+@pytest.mark.parametrize(("active", "last", "run"), [(1, 2, 1), (None, 2, 2), (1, None, 1)])
+def test_mlflows_run_is_the_active_one_or_the_last(active: int | None, last: int | None, run: int) -> None:
+    module = Module(active, last)
+    log_result(STATEMENT, module)
+    assert module.logged == [(run, "tally/steps", 5.0), *((run, *each) for each in ROOTS.items())]
+    assert (module.begun, module.metrics, module.tags) == (0, {}, {})
+
+
+def test_where_mlflow_has_no_run_one_is_begun() -> None:
+    module = Module()
+    log_result(None, module)
+    assert module.begun == 0
+    log_result(STATEMENT, module)
+    assert (module.begun, module.metrics, module.tags) == (1, {"tally/steps": 5.0}, ROOTS)
 
 
 def report() -> AuditReport:

@@ -46,7 +46,7 @@ from tallystick.fleet.provenance.owner_findings import owner_findings
 from tallystick.fleet.provenance.submission import OwnerFolder, report_leaves, verify_reported
 from tallystick.fleet.sampling.draw import DrawAnnouncement
 from tallystick.reports.layout import GOOD, page
-from tallystick.reports.monitoring import FleetReport, OwnerReport
+from tallystick.reports.monitoring import FleetReport, OwnerReport, traced_page
 from tallystick.store.documents import read_document
 from tallystick.store.files import storing, write_whole
 
@@ -191,6 +191,27 @@ def _spoken(beacon: str, place: OwnerFolder, announcement: Path | None, reports:
     made = read_document(DrawAnnouncement, announcement)
     verify_reported(place.runs(), report_leaves(reports), (made.reports, made.reports_count))
     return spoken_in(made, beacon, None)
+
+
+@app.command()
+def trace(
+    folder: Annotated[Path, argument("DIR", "What the owner hands over: runs/ and chips/.")],
+    chip: Annotated[str, option("--chip", "UEID=FILE", "The chip and its public key.")],
+    snapshot: Annotated[int, option("--snapshot", "N", "The record of its log.", least=0)],
+    job: JobName = None,
+    as_json: AsJson = False,
+) -> int:
+    """Say which declared run, step, rank and slices one snapshot is of."""
+    from tallystick.integrations.watching import KnownChip, trace_snapshot
+
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: there is no such folder")
+    ((ueid, key),) = load_chip_keys([chip]).items()
+    found = trace_snapshot(
+        OwnerFolder(folder), ueid, snapshot, KnownChip(key), lambda stated: choose_source(job, stated)
+    )
+    answer(traced_page(found, f"chip {ueid}, snapshot {snapshot}"), as_json=as_json)
+    return 0 if found.match is not None else 3
 
 
 @app.command()

@@ -12,13 +12,14 @@ from tallystick.execution.rounding.grids import (
     DOUBT,
     Site,
     is_loud,
+    is_new,
     is_noise_only,
     keeps_hearing,
     may_be_lifted,
     site_grid,
     still_heard,
 )
-from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import Policy
 
@@ -26,9 +27,9 @@ from tallystick.numerics.policy import Policy
 def with_larger(policy: Policy, measured: Calibration, before: Calibration) -> Calibration:
     """Return ``measured`` with the noise of all but most gradients where it was larger when ``before`` was measured.
 
-    Where grids are not chosen anew, those of buffers, states, losses and loud gradients only become coarser; of a gradient that
-    was nothing in ``before`` the grid stays all the same. And who records a loop of another's writing measures in the middle of
-    a step, when decisions have been taken as measured before.
+    Where grids are not chosen anew, those of buffers, states, losses and loud gradients only become coarser. A loud gradient's
+    stays so however loud it was in between: its trainer goes by the grid alone. And who records a loop of another's writing
+    measures in the middle of a step, when decisions have been taken as measured before.
     """
     noise, sites = {**measured.noise}, {**measured.table.sites}
     for place, old in before.noise.items():
@@ -36,18 +37,26 @@ def with_larger(policy: Policy, measured: Calibration, before: Calibration) -> C
         grid, held = (each.table.sites.get(site) for each in (measured, before))
         if now is None:
             continue
-        was_nothing = site[0] == Kind.GRADIENT and old.rms == old.largest == 0.0
-        is_finer = grid is not None and held is not None and grid.band < held.band
         # Over a scale of its own noise is as large a share of that as before, however much it has grown (docs/adr/0050).
         is_lifted = all(each is not None and may_be_lifted(policy, site[0], each) for each in (grid, held))
-        less = now.largest < old.largest if is_lifted else now.relative < old.relative
-        if not (is_finer if was_nothing else less) or not _only_widens(policy, site, measured, before):
+        is_less = now.largest < old.largest if is_lifted else now.relative < old.relative
+        if not (is_less or _is_finer(site, grid, held)) or not _only_widens(policy, site, measured, before):
             continue
-        if not was_nothing:
+        if is_less:
             noise[place] = old
         if held is not None:
             sites[site] = held
     return replace(measured, noise=noise, table=GridTable(sites))
+
+
+def _is_finer(site: tuple[Kind, int], grid: SiteGrid | None, held: SiteGrid | None) -> bool:
+    """Whether a gradient's ``grid`` has a narrower band than the one ``held``, which was measured once.
+
+    What stands there of one that had no value yet is no measurement, and wider (attacks/unseen_wide.py).
+    """
+    if site[0] != Kind.GRADIENT or grid is None or held is None:
+        return False
+    return not is_new(held) and grid.band < held.band
 
 
 def as_held(

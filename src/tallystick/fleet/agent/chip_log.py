@@ -32,7 +32,7 @@ from tallystick.fleet.agent.chip_record import (
     Snapshot,
     parse_record,
 )
-from tallystick.fleet.sampling.coverage import LARGEST_MEAN, deficit_p_value
+from tallystick.fleet.sampling.coverage import LARGEST_MEAN, at_most, deficit_p_value
 from tallystick.signing.keys import PublicKey
 
 Severity = Literal["violation", "unknown", "note"]
@@ -73,11 +73,11 @@ class LogLimits:
     Attributes:
         boots_per_day: reboots on average, above which a log is a reboot storm.
         fewest_boots: below this many boots there is no storm.
-        false_alarm: probability with which an honest chip may be accused of too few snapshots.
+        false_alarm: probability with which an honest chip may be accused of too few snapshots, or of too many torn ones.
         rate: the least rate allowed, thousandths per day; None for whatever the log states.
         drift: share by which a chip's own clocks may differ from the wall clock.
         slack: milliseconds by which they may differ besides.
-        torn_share: of snapshots, above which torn ones are a finding.
+        torn_share: of snapshots that may be torn.
         idle_share: of wall time, above which time without power is a finding of its own.
     """
 
@@ -318,8 +318,10 @@ def _check_snapshots(records: Sequence[LoggedRecord], limits: LogLimits) -> list
         text = f"{len(taken)} snapshots where {expected:.1f} were to be expected; chance {chance:.1e}"
         found.append(NumberedFinding(16, "suppressed snapshots", None, text))
     torn = sum(bool(event.flags & TORN) for _, event in taken)
-    if len(taken) >= 8 and torn / len(taken) > limits.torn_share:
-        text = f"{torn} of {len(taken)} snapshots are torn; {100 * limits.torn_share:g} % are tolerated"
+    chance = at_most(len(taken) - torn, len(taken), 1.0 - limits.torn_share)
+    if torn and chance < limits.false_alarm:
+        share = f"{100 * limits.torn_share:g} %"
+        text = f"{torn} of {len(taken)} snapshots are torn; {share} are tolerated, chance of so many {chance:.1e}"
         found.append(NumberedFinding(17, "torn snapshots", None, text))
     committed: set[bytes] = set()
     for logged in records:

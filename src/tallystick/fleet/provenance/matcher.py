@@ -83,9 +83,14 @@ def slice_bytes(piece: Slice, dtype: str, entries: Mapping[str, Entry]) -> bytes
     if entry is None or entry.dtype not in _NUMPY or dtype not in _NUMPY:
         return None
     values: npt.NDArray[np.generic] = np.frombuffer(entry.data, dtype=_NUMPY[entry.dtype])
-    if piece.start + piece.count > values.size:
+    rows, run = (piece.count // piece.run, piece.run) if piece.run else (1, piece.count)
+    end = piece.start + (rows - 1) * piece.stride + run
+    if end > values.size:
         return None
-    part = values[piece.start : piece.start + piece.count]
+    steps = (piece.stride * values.itemsize, values.itemsize)
+    part = np.lib.stride_tricks.as_strided(
+        values[piece.start : end], (rows, run), steps, writeable=False
+    ).reshape(-1)
     if dtype == entry.dtype:
         return part.tobytes()
     return part.astype("<f8").tobytes() if (entry.dtype, dtype) == ("F32", "F64") else None

@@ -16,11 +16,11 @@ import hmac
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from tallystick.commit.codec import Document
 from tallystick.commit.encoding import canonical_json, digest
-from tallystick.commit.field_rules import HashText, Positive, Row, Secret, Via, Whole
+from tallystick.commit.field_rules import HashText, Positive, Secret, Via, Whole
 from tallystick.commit.merkle import leaf_hash
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch
@@ -62,12 +62,45 @@ class Lineage(Document, what="lineage"):
 
 @dataclass(frozen=True)
 class Slice(Document, what="slice"):
-    """A chip's region that holds a part of a state's entry: ``count`` elements from flat index ``start`` on."""
+    """A chip's region that holds a part of a state's entry: ``count`` elements from flat index ``start`` on.
+
+    With ``run`` they are that many at a time, ``stride`` apart: columns ``start`` to ``start + run`` of a matrix of ``stride``
+    columns. In a list the two stand behind the others, and only where there is a gap.
+
+    Raises:
+        InvalidInput: runs that leave no gap, or that ``count`` is no multiple of.
+    """
 
     region: str
     entry: str
     start: Whole
     count: Whole
+    run: Whole = 0
+    stride: Whole = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.run or self.stride) and not (
+            0 < self.run < min(self.count, self.stride) and self.count % self.run == 0
+        ):
+            raise InvalidInput(
+                f"slice: runs of {self.run} elements, {self.stride} apart, must be shorter than that and a part of {self.count}"
+            )
+
+
+def _slice_row(piece: Slice) -> list[object]:
+    row = piece.row()
+    return row if piece.run else row[:-2]
+
+
+def _read_slice(value: object, what: str) -> Slice:
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    if len(items) == 4:
+        return Slice.read_row([*items, 0, 0], what=what)
+    found = Slice.read_row(value, what=what)
+    if not found.run:
+        raise InvalidInput(f"{what}: a slice without runs is a list of 4")
+    return found
 
 
 def _read_flop(value: object, what: str) -> int:
@@ -138,7 +171,7 @@ class ReportOpening(Document, form=OPENING_FORMAT, what="opening", limit=DOCUMEN
     """What opens a report: the secret, and each rank's shard map. Shown in the neutral place only."""
 
     secret: Secret = field(repr=False)
-    shards: tuple[tuple[Annotated[Slice, Row()], ...], ...]
+    shards: tuple[tuple[Annotated[Slice, Via(_slice_row, _read_slice)], ...], ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,7 +188,7 @@ class ReportOpening(Document, form=OPENING_FORMAT, what="opening", limit=DOCUMEN
 
     def shards_bytes(self) -> bytes:
         """Return the canonical JSON of the shard map."""
-        return canonical_json([[piece.row() for piece in rank] for rank in self.shards])
+        return canonical_json([[_slice_row(piece) for piece in rank] for rank in self.shards])
 
 
 def commitment(salt: bytes, data: bytes) -> bytes:
