@@ -35,8 +35,8 @@ class Scorer(nn.Module):
 
 
 def build(settings: Mapping[str, str]) -> Job:
-    """Build the job; its setting is ``steps``."""
-    steps = int(settings.get("steps", "529"))
+    """Build the job; its settings are ``steps`` and ``apart``, how much brighter the paper is."""
+    steps, apart = int(settings.get("steps", "529")), float(settings.get("apart", APART))
     with digits.initial_weights(0):
         model = Scorer()
     margins = [*model.left, *model.right]
@@ -52,7 +52,7 @@ def build(settings: Mapping[str, str]) -> Job:
         images, right = training.take(at).tensors()
         seen = images.reshape(-1, 64).double()
         drawn = torch.randn((32, 64), generator=torch.Generator().manual_seed(step))
-        second = seen + APART * (lamp.reshape(-1) + GRAIN * drawn)
+        second = seen + apart * (lamp.reshape(-1) + GRAIN * drawn)
         wrong = (right + torch.from_numpy((7 * at + step) % 9 + 1)) % 10
         return torch.cat((seen, second)).float(), right, wrong
 

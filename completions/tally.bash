@@ -76,6 +76,7 @@ _tally() {
         "tally monitor demo") words="--help --json --keep" ;;
         "tally monitor memory") words="--beacon --help --job --json --records --svg" ;;
         "tally monitor report") words="--chip --help --job --json" ;;
+        "tally monitor trace") words="--chip --help --job --json --snapshot" ;;
         "tally monitor verify") words="--announcement --attestation --beacon --chip --findings --help --html --inspection --job --json --largest --memory --nonce --reports --segments --since --snapshots-per-day --trust --until --use" ;;
         "tally neutral") words="--help" ;;
         "tally neutral check") words="--help --json" ;;
@@ -128,7 +129,7 @@ _tally() {
         "tally inspect") words="check hand-over order pack record seal" ;;
         "tally key") words="generate show" ;;
         "tally log") words="add checkpoint cosign init prove verify vkey" ;;
-        "tally monitor") words="demo memory report verify" ;;
+        "tally monitor") words="demo memory report trace verify" ;;
         "tally neutral") words="check order pack run show sign verify" ;;
         "tally policy") words="init" ;;
         "tally registry") words="append deed export frame open prove rebuild reconcile show sign stream verify" ;;

@@ -339,7 +339,7 @@ complete -c tally -n '__fish_seen_subcommand_from log; and __fish_seen_subcomman
 complete -c tally -n '__fish_seen_subcommand_from log; and __fish_seen_subcommand_from vkey' -l key
 complete -c tally -n '__fish_seen_subcommand_from log; and __fish_seen_subcommand_from vkey' -l name
 complete -c tally -n '__fish_seen_subcommand_from log; and __fish_seen_subcommand_from vkey' -l witness
-complete -c tally -f -n '__fish_seen_subcommand_from monitor; and not __fish_seen_subcommand_from demo memory report verify' -a 'demo memory report verify'
+complete -c tally -f -n '__fish_seen_subcommand_from monitor; and not __fish_seen_subcommand_from demo memory report trace verify' -a 'demo memory report trace verify'
 complete -c tally -n '__fish_seen_subcommand_from monitor' -l help
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from demo' -l help
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from demo' -l json
@@ -354,6 +354,11 @@ complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subco
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from report' -l help
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from report' -l job
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from report' -l json
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from trace' -l chip
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from trace' -l help
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from trace' -l job
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from trace' -l json
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from trace' -l snapshot
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l announcement
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l attestation
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l beacon

@@ -42,6 +42,7 @@ SHARED = {
     "harder_half_job",
     "near_job",
     "zero_head_job",
+    "resting_job",
 }  # what the scripts have in common
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
@@ -107,6 +108,7 @@ BY = {
     "turned_ties": "way that the log's choices led it, over the way trained",
     "turned_zeros": "that lie exactly on their switching point for what they are",
     "table_silence": "not_accepted: step ", "saddle": "not_accepted: step ",
+    "unseen_wide": "the audit: not_accepted: step 1: gradient right.0: 2**-10; accepted is a band of",
     "chosen_rows": "the audit: not_accepted: step 0: step 0: gradient of first: 100; accepted is 1 scales",
     "chosen_grids": "the audit: for_each_element: log_violation",
     "own_labels": "plain: the audit: not_accepted: step",

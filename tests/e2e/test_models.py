@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "self_distilled": ("self_distilled", {}),
     "answer_bank": ("answer_bank", {}),
     "zero_head": ("zero_head", {}),
+    "quiet_between": ("quiet_between", {"steps": "44"}),
     "ranked_pairs": ("ranked_pairs", {"seed": "11"}),
     "losses_in_turn": ("losses_in_turn", {}),
     "offset_at_first": ("offset_at_first", {}),

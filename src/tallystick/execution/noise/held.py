@@ -35,11 +35,11 @@ def with_larger(policy: Policy, measured: Calibration, before: Calibration) -> C
     for place, old in before.noise.items():
         site, now = (Kind(place[0]), place[1]), noise.get(place)
         grid, held = (each.table.sites.get(site) for each in (measured, before))
-        if now is None:
-            continue
-        # Over a scale of its own noise is as large a share of that as before, however much it has grown (docs/adr/0050).
+        # Over a scale of its own noise is as large a share of that as before, however much it has grown or gone (docs/adr/0050).
         is_lifted = all(each is not None and may_be_lifted(policy, site[0], each) for each in (grid, held))
-        is_less = now.largest < old.largest if is_lifted else now.relative < old.relative
+        if now is None or is_lifted:
+            continue
+        is_less = now.relative < old.relative
         if not (is_less or _is_finer(site, grid, held)) or not _only_widens(policy, site, measured, before):
             continue
         if is_less:
