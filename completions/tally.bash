@@ -18,7 +18,7 @@ _tally() {
         "tally bench chip") words="--bytes --help --json --steps" ;;
         "tally bench evidence") words="--help --job --json --policy --runs --segment --set" ;;
         "tally bench honest") words="--help --job --json --policy --profile --set --steps" ;;
-        "tally bench monitor") words="--chips --events --fleets --help --json --lot --seed" ;;
+        "tally bench monitor") words="--chips --events --fleets --help --json --lot --made-only --seed" ;;
         "tally bench training") words="--help --job --json --out --policy --quick --seeds --steps" ;;
         "tally bundle") words="--help --json --out" ;;
         "tally calibrate") words="--at --device --freedom --help --json --log-bits --optimizer-arithmetic --out --plot --policy --profile --recalibrate-every --repeats --seed --set" ;;

@@ -52,6 +52,7 @@ complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcomm
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l help
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l json
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l lot
+complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l made-only
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from monitor' -l seed
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from training' -l help
 complete -c tally -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from training' -l job

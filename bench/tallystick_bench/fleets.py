@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from tallystick.cli.fleet.monitoring import PLAN, inspect_chip
+from tallystick.cli.profiles import PARENT, end_with_parent
 from tallystick.cli.terminal import say
 from tallystick.fleet.sampling.coverage import at_most, binomial_interval
 from tallystick_bench.table import PartRow
@@ -25,13 +26,15 @@ def fleet_rows(fleets: int, seed: int) -> Iterator[PartRow]:
     found = list[str]()
     passed = 0
     workers = min(os.cpu_count() or 1, fleets)
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    os.environ[PARENT] = str(os.getpid())
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawned, initializer=end_with_parent) as pool:
         for number, (verdict, findings) in enumerate(pool.map(honest_fleet, range(seed, seed + fleets))):
             passed += verdict == "pass"
             found += [f"seed {seed + number}: {text}" for text in findings]
             for text in findings:
                 say(f"    seed {seed + number}: {text}")
-            if (number + 1) % 50 == 0:
+            if (number + 1) % max(1, fleets // 20) == 0:
                 say(f"    {number + 1:,} of {fleets:,} fleets, {passed:,} pass, {len(found)} findings")
     rate = PLAN.limits.false_alarm
     tests = CHECKS * CHIPS * fleets

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
-from tallystick.cli.options import AsJson, argument, option
+from tallystick.cli.options import AsJson, argument, flag, option
 from tallystick_bench.table import PartRow, measure_parts
 
 Parts = Annotated[
@@ -18,6 +18,9 @@ Parts = Annotated[
 ]
 Events = Annotated[int, option("--events", "N", "Events of the registry.", least=4)]
 Lot = Annotated[int, option("--lot", "N", "Chips in one deed.", least=1, most=10000)]
+MadeOnly = Annotated[
+    bool, flag("--made-only", "Events of the registry: each chip is made, and nothing else.")
+]
 Chips = Annotated[int, option("--chips", "C", "Chips of plan and draw.", least=2000)]
 Fleets = Annotated[int, option("--fleets", "N", "Honest fleets that are played and verified.", least=1)]
 Seed = Annotated[int, option("--seed", "N", "The first fleet's seed.", least=0)]
@@ -27,6 +30,7 @@ def monitor(
     part: Parts = None,
     events: Events = 1_000_000,
     lot: Lot = 1000,
+    made_only: MadeOnly = False,
     chips: Chips = 10_000_000,
     fleets: Fleets = 20,
     seed: Seed = 0,
@@ -37,7 +41,7 @@ def monitor(
         "plan": lambda: _plan(chips),
         "draw": lambda: _draw(chips),
         "simulate": _simulate,
-        "registry": lambda: _registry(events, lot),
+        "registry": lambda: _registry(events, lot, made_only=made_only),
         "fleets": lambda: _fleets(fleets, seed),
     }
     return measure_parts("tally bench monitor", measures, part, as_json=as_json)
@@ -92,15 +96,15 @@ def _simulate() -> list[PartRow]:
     ]
 
 
-def _registry(events: int, lot: int) -> list[PartRow]:
+def _registry(events: int, lot: int, *, made_only: bool) -> list[PartRow]:
     from tallystick.fleet.registry.facts import REGISTRY
     from tallystick.fleet.registry.industry import START, Industry, chip_name
     from tallystick.fleet.registry.ledger import RegistryLedger
     from tallystick.fleet.registry.state_index import chip_key
 
-    chips = events // 4
+    chips = events if made_only else events // 4
     industry = Industry()
-    entries = [*industry.beginning(), *industry.lives(chips, lot)]
+    entries = [*industry.beginning(), *industry.lives(chips, lot, made_only=made_only)]
     some = [chip_name(at * 7919 % chips) for at in range(200)]
     with tempfile.TemporaryDirectory(prefix="tallystick-registry-") as place:
         with RegistryLedger(Path(place) / "registry") as ledger:
@@ -109,12 +113,13 @@ def _registry(events: int, lot: int) -> list[PartRow]:
             first = _timed(lambda: ledger.find_chip(some[0]))
             looked = _timed(lambda: [ledger.find_chip(name) for name in some])
             proved = _timed(lambda: [ledger.prove_key(chip_key(name)) for name in some])
-            sale = industry.sell(some[:1], "north", "south")
-            added = _timed(lambda: ledger.append([sale], industry.keys[REGISTRY], now=START + len(entries)))
+            more = industry.event("fab", {"maker": "fab", "model": "gx1", "chips": [chip_name(chips)]}, "fab")
+            added = _timed(lambda: ledger.append([more], industry.keys[REGISTRY], now=START + len(entries)))
             again = _timed(ledger.rebuild)
-    what = f"{4 * chips:,} events in {len(entries):,} deeds, signatures and rules checked"
+    what = f"{chips:,} chips, {len(entries):,} deeds, signatures and rules checked"
     return [
         PartRow("registry", what, taken[0], "s", 60.0, busy=taken[1]),
+        PartRow("registry", "deeds taken up in a second", len(entries) / taken[0], "/s"),
         PartRow("registry", "index made again from the log", again[0], "s", 60.0, busy=again[1]),
         PartRow("registry", "first look-up after opening", 1e3 * first[0], "ms", 10.0),
         PartRow("registry", "a look-up", 1e3 * looked[0] / len(some), "ms", 10.0),

@@ -99,7 +99,7 @@ def measure_parts(
     for name in asked or measures:
         say(f"  {name}")
         for row in measures[name]():
-            say(f"    {row.measure}: {row.value:,.4g} {row.unit}")
+            say(f"    {row.measure}: {row.value:,.4g} {row.unit}".rstrip())
             rows.append(row)
     table = PartTable(title, rows)
     answer(table, as_json=as_json)

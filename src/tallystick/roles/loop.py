@@ -95,7 +95,9 @@ class Loop(ABC, Generic[Result]):
             ProtocolViolation: ``finish`` has not been called.
         """
         if self._result is None:
-            raise ProtocolViolation("recorder: call finish() before result, or leave the `with` block")
+            raise ProtocolViolation(
+                "recorder: call finish() before result, or leave the `with` block if there is one"
+            )
         return self._result
 
     @property
@@ -210,7 +212,8 @@ class Loop(ABC, Generic[Result]):
             raise ProtocolViolation("recorder: follow_up needs prepare(.., follows_up=True)")
         if not session.has_stepped:
             raise ProtocolViolation(
-                "recorder: follow_up belongs inside `with recorder.step(batch)`, after optimizer.step()"
+                "recorder: follow_up belongs inside `with recorder.step(batch)`, after optimizer.step(); "
+                "an attached script's step ends where its model is looked at, as by state_dict()"
             )
         before = session.state.trained_marks()
         with session.open_step.following_up():

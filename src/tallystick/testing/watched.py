@@ -61,6 +61,9 @@ JOB, STEPS, EVERY = "digits", 60, 10
 SETTINGS = {"width": "8", "batch": "16", "steps": str(STEPS)}
 RATE = 1000  # thousandths of a snapshot a day
 STEP_MS = DAY_MS // 4  # simulated time that a step takes
+POLLS = (
+    24  # of each agent in it: one that looks four times a day takes an eighth fewer snapshots than it draws
+)
 FLEET_FIRMWARE = Firmware(hashlib.sha256(b"simulated firmware").digest(), 1)
 FIRST_DAY = 1_770_000_000_000  # milliseconds since 1970
 PAGE = 4096
@@ -186,7 +189,6 @@ class Fleet:
 
     def pass_time(self, session: Session, steps_done: int, chips: Sequence[SimulatedChip]) -> None:
         """Let the time of one step pass on all chips; ``chips`` hold the session's state."""
-        self.time.now += STEP_MS
         entries = {entry.name: entry for entry in state_entries(session)}
         for chip in chips:
             chip.memory.load(entries)
@@ -196,9 +198,12 @@ class Fleet:
             chip.probe.torn = torn
             if chip not in chips:
                 chip.memory.clear()
-            if chip.agent.poll() is not None and chip in chips:
-                taken, _ = snapshots_of(chip.agent.log)[-1]
-                chip.steps[taken.record.seq] = steps_done - torn
+        for _ in range(POLLS):
+            self.time.now += STEP_MS // POLLS
+            for chip in self.chips:
+                if chip.agent.poll() is not None and chip in chips:
+                    taken, _ = snapshots_of(chip.agent.log)[-1]
+                    chip.steps[taken.record.seq] = steps_done - chip.probe.torn
 
     def close(self) -> None:
         """End the agents; what each logs last says until when it was alive."""

@@ -16,7 +16,8 @@ REFUSED_OPTIMIZERS = {
     "SparseAdam": "it needs sparse gradients, summed in an order that differs between devices; take Adam, they are made dense",
 }
 REFUSED_SCHEDULERS = {
-    "ReduceLROnPlateau": "it branches on the loss, whose last bits differ between machines; take one of the step number"
+    "ReduceLROnPlateau": "it branches on the loss, whose last bits differ between machines; take one of the step number, or "
+    "attach none and step it yourself between the steps by what a few digits say: scheduler.step(round(loss, 3))"
 }
 
 

@@ -54,8 +54,8 @@ class Industry:
         """Return a transfer signed by both."""
         return self.event("transfer", {"from": giver, "to": taker, "chips": chips}, giver, taker)
 
-    def lives(self, chips: int, lot: int) -> Iterator[RegistryEntry]:
-        """Yield four events a lot: made, packaged, put on a board, sold."""
+    def lives(self, chips: int, lot: int, *, made_only: bool = False) -> Iterator[RegistryEntry]:
+        """Yield four events a lot: made, packaged, put on a board, sold; or the first alone."""
         for first in range(0, chips, lot):
             names = [chip_name(at) for at in range(first, min(chips, first + lot))]
             # Made-up device keys: to sign with them is no part of this.
@@ -64,6 +64,8 @@ class Industry:
                 for at, name in enumerate(names)
             ]
             yield self.event("fab", {"maker": "fab", "model": "gx1", "chips": names}, "fab")
+            if made_only:
+                continue
             yield self.event("package", {"maker": "fab", "chips": rows}, "fab")
             yield self.event("board", {"holder": "fab", "board": f"B-{first}", "chips": names}, "fab")
             yield self.sell(names, "fab", "north")
