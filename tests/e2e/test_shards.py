@@ -162,11 +162,10 @@ def test_a_ranks_memory_is_traced_to_run_step_rank_and_slices(
                 capfd.readouterr()
                 assert main(["monitor", "trace", str(tmp_path), *arguments]) == 0
                 found = json.loads(capfd.readouterr().out)
-                assert (found["run"], found["match"]["steps_done"]) == (own.path.name, steps)
+                (part,) = found["parts"]
+                assert (part["run"], part["match"]["steps_done"]) == (own.path.name, steps)
                 # Under data parallelism all hold the same: whose it is says the chip.
-                assert (found["rank"], found["ranks"], found["match"]["status"]) == (rank, ranks, "exact")
+                assert (part["rank"], part["ranks"], part["match"]["status"]) == (rank, ranks, "exact")
                 assert (found["named"], found["declared"]) == (others + 1, others + 1)
-                assert found["match"]["unexplained_bytes"] == 0
-                assert {piece["entry"] for piece in found["slices"]} == {
-                    piece.entry for piece in shards[rank]
-                }
+                assert (found["unexplained"], found["unread"]) == (0, [])
+                assert {piece["entry"] for piece in part["slices"]} == {piece.entry for piece in shards[rank]}

@@ -53,6 +53,7 @@ from tallystick.store.files import open_file
 # -- an owner's chips and runs --------------------------------------------------------------------------
 
 
+MOST_PROGRAMS = 64  # of a chip, whose memory is looked at; that of others stays unexplained
 OF_PROGRAM = re.compile(r"[0-9]+/", re.ASCII)  # before a region's name, where several programs are observed
 
 
@@ -90,7 +91,7 @@ class Inquiry:
 
 
 @dataclass
-class _Taken:
+class Taken:
     """A snapshot that waits for its match: of one program, or of several, whose regions have the number of theirs in front.
 
     Attributes:
@@ -109,7 +110,8 @@ class _Taken:
 
     def __post_init__(self) -> None:
         names = (region.name for region in self.opening.regions)
-        self.programs = sorted({"" if (at := OF_PROGRAM.match(name)) is None else at[0] for name in names})
+        found = sorted({"" if (at := OF_PROGRAM.match(name)) is None else at[0] for name in names})
+        self.programs = found[:MOST_PROGRAMS]
 
     @property
     def is_done(self) -> bool:
@@ -142,13 +144,13 @@ def verify_owner(
     Raises:
         InvalidInput, StoreError: what was handed over is malformed or missing.
     """
-    logs = {ueid: _read_chip(folder, ueid, chip, inquiry) for ueid, chip in known.items()}
+    logs = {ueid: read_chip(folder, ueid, chip, inquiry) for ueid, chip in known.items()}
     declared = folder.runs()
     replayers: dict[str, RunReplayer] = {}
     evidence: dict[str, RunEvidence] = {}
     for run in declared:
-        _open_run(run, source_of, replayers, evidence)
-    taken = [item for ueid, (records, _, _) in logs.items() for item in _openings(folder, ueid, records)]
+        open_run(run, source_of, replayers, evidence)
+    taken = [item for ueid, (records, _, _) in logs.items() for item in openings_of(folder, ueid, records)]
 
     def each(do: Callable[[DeclaredRun, RunReplayer], None]) -> None:
         """Do something with every run; one whose copy fails here says nothing, and is no one's fault."""
@@ -161,8 +163,8 @@ def verify_owner(
                     del replayers[run.name]
 
     progress(f"{owner}: matching snapshots")
-    each(lambda run, replayer: _match_claimed(run, replayer, taken))
-    each(lambda run, replayer: _match_anywhere(run, replayer, taken, inquiry.search))
+    each(lambda run, replayer: match_claimed(run, replayer, taken))
+    each(lambda run, replayer: match_anywhere(run, replayer, taken, inquiry.search))
 
     def examine(run: DeclaredRun, replayer: RunReplayer) -> None:
         progress(f"{owner}: repeating parts of {run.name}")
@@ -190,82 +192,7 @@ def verify_owner(
     return judge_owner(owner, views, verdicts, plan=inquiry.plan), views, shown
 
 
-@dataclass(frozen=True)
-class SnapshotTrace:
-    """Which declared run a snapshot is of, and where in it; ``run`` is None where none of those shown has its memory.
-
-    Attributes:
-        run, root: the run's name in the folder, and its root, hexadecimal.
-        rank, ranks: whose part the chip held, of how many.
-        match: the step, the slices, what is of no state.
-        named: how many declared runs name the chip; of no other was a state looked at.
-        declared: how many there are.
-        findings: what is wrong with the chip's log.
-    """
-
-    run: str | None
-    root: str | None
-    rank: int | None
-    ranks: int | None
-    match: SnapshotMatch | None
-    named: int
-    declared: int
-    findings: tuple[NumberedFinding, ...]
-
-
-def trace_snapshot(
-    folder: OwnerFolder,
-    ueid: str,
-    seq: int,
-    chip: KnownChip,
-    source_of: Callable[[str], JobSource],
-    *,
-    search: int = 2000,
-) -> SnapshotTrace:
-    """Return what the memory was that chip ``ueid`` signed as its record ``seq``.
-
-    Looked at first is the run whose pre-commitment the chip had logged, at the step that its report states; of runs of no more
-    than ``search`` steps all states are then.
-
-    Raises:
-        InvalidInput: the record is no snapshot that the owner opens, or a document is malformed.
-        StoreError: one is missing.
-    """
-    records, findings, _ = _read_chip(folder, ueid, chip, Inquiry(bytes(32)))
-    logged = [each for each in records if each.record.seq == seq and isinstance(each.record.event, Snapshot)]
-    if not logged:
-        raise InvalidInput(f"chip {ueid}: record {seq} of its log is no snapshot")
-    taken = _openings(folder, ueid, logged)
-    if not taken:
-        raise InvalidInput(
-            f"chip {ueid}: snapshot {seq}: the memory that the chip signed was not handed over"
-        )
-    (item,) = taken
-    declared = folder.runs()
-    named = [run for run in declared if ueid in run.report.precommit.ranks]
-    named.sort(key=lambda run: run.report.precommit.digest() != item.event.run)
-    for match in (_match_claimed, functools.partial(_match_anywhere, most=search)):
-        for run in named:
-            replayers: dict[str, RunReplayer] = {}
-            _open_run(run, source_of, replayers, {})
-            for replayer in replayers.values():
-                match(run, replayer, taken)
-            if (found := item.found) is not None:
-                ranks = run.report.precommit.ranks
-                return SnapshotTrace(
-                    run.name,
-                    found[0],
-                    ranks.index(ueid),
-                    len(ranks),
-                    found[1],
-                    len(named),
-                    len(declared),
-                    tuple(findings),
-                )
-    return SnapshotTrace(None, None, None, None, None, len(named), len(declared), tuple(findings))
-
-
-def _open_run(
+def open_run(
     run: DeclaredRun,
     source_of: Callable[[str], JobSource],
     replayers: dict[str, RunReplayer],
@@ -314,9 +241,10 @@ def _doubtful(declared: Sequence[DeclaredRun], evidence: Mapping[str, RunEvidenc
     return found
 
 
-def _read_chip(
+def read_chip(
     folder: OwnerFolder, ueid: str, chip: KnownChip, inquiry: Inquiry
 ) -> tuple[list[LoggedRecord], list[NumberedFinding], Assurance]:
+    """Return the log that an owner shows of a chip, what is wrong with it, and what level of assurance it has."""
     path, problem = folder.path / "chips" / ueid, "the chip was not shown"
     frames: list[bytes] | None = None
     if path.is_dir():
@@ -347,9 +275,9 @@ def _read_chip(
     return records, findings, derive_assurance(part, findings, chip.evidence)
 
 
-def _openings(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord]) -> list[_Taken]:
+def openings_of(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord]) -> list[Taken]:
     """Return the snapshots that the owner can open; one whose shard is lost stays unexplained."""
-    found: list[_Taken] = []
+    found: list[Taken] = []
     chip = ChipDirectory(folder.path / "chips" / ueid)
     for logged, event in snapshots_of(records):
         seq = logged.record.seq
@@ -358,7 +286,7 @@ def _openings(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord]) -
             verify_opening(opening, root=event.root, layout=event.layout, what=f"snapshot {seq}")
         except (StoreError, InvalidInput, Mismatch):
             continue
-        found.append(_Taken(ueid, seq, opening, event, functools.partial(read_at, chip.memory_path(seq))))
+        found.append(Taken(ueid, seq, opening, event, functools.partial(read_at, chip.memory_path(seq))))
     return found
 
 
@@ -372,7 +300,7 @@ def read_at(path: Path, start: int, size: int) -> bytes:
         return b""
 
 
-def _match_claimed(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[_Taken]) -> None:
+def match_claimed(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[Taken]) -> None:
     """Match each snapshot with the step that the report says, and for a torn one the next."""
     claims = {(ueid, seq): step for ueid, seq, step in run.report.snapshots}
     waiting = [(claims[item.chip, item.seq], item) for item in taken if (item.chip, item.seq) in claims]
@@ -381,12 +309,13 @@ def _match_claimed(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[_Tak
     for state in replayer.states(wanted):
         for step, item in waiting:
             if not item.is_done and step in (state[0], state[0] - 1):
-                pair = [before, state] if before is not None and before[0] == step else [state]
+                is_torn = item.event.flags & TORN and before is not None and before[0] == step
+                pair = [before, state] if before is not None and is_torn else [state]
                 _try(run, item, pair)
         before = state
 
 
-def _match_anywhere(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[_Taken], most: int) -> None:
+def match_anywhere(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[Taken], most: int) -> None:
     """Look for what is left, if anything is, among all states of a run, if it has no more than ``most``."""
     if replayer.transcript.num_steps > most or all(item.is_done or not item.event.size for item in taken):
         return
@@ -399,7 +328,7 @@ def _match_anywhere(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[_Ta
         before = state
 
 
-def _try(run: DeclaredRun, item: _Taken, states: Sequence[State]) -> None:
+def _try(run: DeclaredRun, item: Taken, states: Sequence[State]) -> None:
     ranks = run.report.precommit.ranks
     if item.chip not in ranks or ranks.index(item.chip) >= len(run.opening.shards):
         return
@@ -416,7 +345,7 @@ def _examine(
     run: DeclaredRun,
     replayer: RunReplayer,
     declared: Sequence[DeclaredRun],
-    taken: Sequence[_Taken],
+    taken: Sequence[Taken],
     inquiry: Inquiry,
 ) -> RunEvidence:
     shown = {(item.chip, item.seq) for item in taken}

@@ -37,7 +37,7 @@ from tallystick.reports.memorisation import MemoryReport, power_in_words
 from tallystick.reports.webpage import html
 
 if TYPE_CHECKING:
-    from tallystick.integrations.watching import SnapshotTrace
+    from tallystick.integrations.tracing import SnapshotTrace
 
 DAY = 86_400_000  # ms
 MOST_CHIPS = 32  # with a line of their own
@@ -254,31 +254,40 @@ def _timeline(chips: Sequence[ChipView]) -> Chart:
 
 def traced_page(found: SnapshotTrace, what: str) -> DonePage:
     """Return what one snapshot, ``what``, was traced to."""
-    match = found.match
     values: dict[str, object] = {
-        **picked(found, "run root rank ranks named declared"),
-        "match": None if match is None else match.fields(),
-        "slices": [] if match is None else [piece.fields() for piece in match.slices],
-        "findings": [str(each) for each in found.findings],
+        **picked(found, "unexplained size named declared"),
+        "parts": [
+            {
+                **picked(part, "program run root rank ranks"),
+                "match": part.match.fields(),
+                "slices": [piece.fields() for piece in part.match.slices],
+            }
+            for part in found.parts
+        ],
+        "unread": [{"run": name, "problem": problem} for name, problem in found.unread],
+        "findings": [each.fields() for each in found.findings],
     }
     runs = f"{counted(found.declared, 'declared run')}, of which {found.named:,} name the chip"
-    if match is None:
-        text = "its memory is that of no state that these went through"
-        return DonePage(f"{what}: unexplained", values, [("looked at", runs), ("found", text)], UNSURE)
-    rows: list[Row] = [
-        ("run", f"{found.run}, {found.root}"),
-        (
-            "step",
-            f"after {match.steps_done:,} steps"
-            + (", and the next, page by page" if match.status == "torn" else ""),
-        ),
-        ("rank", f"{found.rank} of {found.ranks}"),
-        (
-            "slices",
-            f"{counted(len(match.slices), 'region')}, {match.size - match.unexplained_bytes:,} bytes, every one the same",
-        ),
-        ("besides", f"{match.unexplained_bytes:,} bytes that no slice names"),
+    after: list[Row] = [
+        ("unexplained", f"{found.unexplained:,} of {found.size:,} bytes"),
         ("looked at", runs),
-        *(("log", str(each)) for each in found.findings),
+        *(("not read", f"{name}: {problem}") for name, problem in found.unread),
+        *(("log", f"{each.rule} {each.name}: {each.text}") for each in found.findings),
     ]
-    return DonePage(f"{what}: {match.status}", values, rows, GOOD if match.status == "exact" else UNSURE)
+    if not found.parts:
+        text = "its memory is that of no state that these went through"
+        return DonePage(f"{what}: unexplained", values, [("found", text), *after], UNSURE)
+    rows: list[Row] = []
+    for part in found.parts:
+        steps = part.match.steps_done or 0
+        torn = ", and the next, page by page" if part.match.status == "torn" else ""
+        rows += [
+            *([("program", part.program.rstrip("/"))] if part.program else []),
+            ("run", f"{part.run}, {part.root}"),
+            ("step", f"after {counted(steps, 'step')}{torn}"),
+            ("rank", f"{part.rank} of {part.ranks}"),
+            ("slices", f"{counted(len(part.match.slices), 'region')}, every byte the same"),
+        ]
+    exact = all(part.match.status == "exact" for part in found.parts) and not found.unexplained
+    words = " and ".join(dict.fromkeys(f"{part.match.status} {part.run}" for part in found.parts))
+    return DonePage(f"{what}: {words}", values, [*rows, *after], GOOD if exact else UNSURE)

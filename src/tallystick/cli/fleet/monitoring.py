@@ -201,8 +201,9 @@ def trace(
     job: JobName = None,
     as_json: AsJson = False,
 ) -> int:
-    """Say which declared run, step, rank and slices one snapshot is of."""
-    from tallystick.integrations.watching import KnownChip, trace_snapshot
+    """Say which declared run, step, rank and slices one snapshot is of; 3 if of none."""
+    from tallystick.integrations.tracing import trace_snapshot
+    from tallystick.integrations.watching import KnownChip
 
     if not folder.is_dir():
         raise StoreError(f"{folder}: there is no such folder")
@@ -211,7 +212,7 @@ def trace(
         OwnerFolder(folder), ueid, snapshot, KnownChip(key), lambda stated: choose_source(job, stated)
     )
     answer(traced_page(found, f"chip {ueid}, snapshot {snapshot}"), as_json=as_json)
-    return 0 if found.match is not None else 3
+    return 0 if found.parts else 3
 
 
 @app.command()

@@ -118,7 +118,7 @@ def match_snapshot(
     slices = tuple(piece for _, _, _, piece in pages)
     best: tuple[int, tuple[str, ...]] = (covered + 1, ())
     before: tuple[int, Mapping[str, Entry], list[list[bytes]]] | None = None
-    if not pages:
+    if not covered:  # of nothing every state is the state
         return SnapshotMatch("unexplained", None, (), 0, opening.size, opening.size)
     for steps_done, entries in states:
         expected = [_expected(piece, region, entries, opening, first) for region, first, _, piece in pages]
@@ -163,13 +163,16 @@ def _torn(
     starts = _offsets(opening)
     mixed = 0
     for (region, first, leaves, piece), old, new in zip(pages, before[2], after[1], strict=True):
+        both: tuple[bytes | None, bytes | None] | None = None
         for number, leaf in enumerate(leaves):
             if leaf in (old[number], new[number]):
                 continue
             if memory is None:
                 return None
+            if both is None:
+                both = slice_bytes(piece, region.dtype, before[1]), slice_bytes(piece, region.dtype, after[0])
             page = _SignedPage(opening, starts[piece.region], first, number, leaf)
-            if not _is_mixed(page, piece, region.dtype, before[1], after[0], memory):
+            if not _is_mixed(page, region.dtype, *both, memory):
                 return None
             mixed += 1
     return mixed
@@ -187,15 +190,9 @@ class _SignedPage:
 
 
 def _is_mixed(
-    page: _SignedPage,
-    piece: Slice,
-    dtype: str,
-    old: Mapping[str, Entry],
-    new: Mapping[str, Entry],
-    memory: PageReader,
+    page: _SignedPage, dtype: str, one: bytes | None, two: bytes | None, memory: PageReader
 ) -> bool:
-    """Whether every element of a page is that of one of two states; the page must be the one that was signed."""
-    one, two = slice_bytes(piece, dtype, old), slice_bytes(piece, dtype, new)
+    """Whether every element of a page is that of one of two states of its region; the page must be the one that was signed."""
     if one is None or two is None or len(one) != len(two):
         return False
     page_size, salt = page.opening.page_size, page.opening.salt
