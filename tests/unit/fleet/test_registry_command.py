@@ -123,7 +123,7 @@ def test_the_bench_measures_every_must_line_of_the_registry(tally: Tally) -> Non
     rows = {row["measure"]: row for row in json.loads(out)["rows"]}
     assert {"a look-up", "a proof", "first look-up after opening"} <= rows.keys()
     assert rows["a look-up"]["must"] == 10.0
-    taken = next(row for name, row in rows.items() if name.startswith("400 events in 14 deeds"))
+    taken = next(row for name, row in rows.items() if name.startswith("100 chips, 14 deeds"))
     assert taken["must"] == 60.0
     assert taken["met"]
     code, _, err = tally("bench", "monitor", "nothing")
