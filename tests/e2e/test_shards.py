@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def ranks_of(
     children = [
         subprocess.Popen(
             [sys.executable, str(RANK), str(rank), *shared, str(place / "chips" / ueid), str(place / "shards.json")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
         )
         for rank, ueid in enumerate(chips)
     ]  # fmt: skip
