@@ -91,7 +91,7 @@ class Inquiry:
 
 
 @dataclass
-class Taken:
+class TakenSnapshot:
     """A snapshot that waits for its match: of one program, or of several, whose regions have the number of theirs in front.
 
     Attributes:
@@ -275,9 +275,9 @@ def read_chip(
     return records, findings, derive_assurance(part, findings, chip.evidence)
 
 
-def openings_of(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord]) -> list[Taken]:
+def openings_of(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord]) -> list[TakenSnapshot]:
     """Return the snapshots that the owner can open; one whose shard is lost stays unexplained."""
-    found: list[Taken] = []
+    found: list[TakenSnapshot] = []
     chip = ChipDirectory(folder.path / "chips" / ueid)
     for logged, event in snapshots_of(records):
         seq = logged.record.seq
@@ -286,7 +286,9 @@ def openings_of(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord])
             verify_opening(opening, root=event.root, layout=event.layout, what=f"snapshot {seq}")
         except (StoreError, InvalidInput, Mismatch):
             continue
-        found.append(Taken(ueid, seq, opening, event, functools.partial(read_at, chip.memory_path(seq))))
+        found.append(
+            TakenSnapshot(ueid, seq, opening, event, functools.partial(read_at, chip.memory_path(seq)))
+        )
     return found
 
 
@@ -300,7 +302,7 @@ def read_at(path: Path, start: int, size: int) -> bytes:
         return b""
 
 
-def match_claimed(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[Taken]) -> None:
+def match_claimed(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[TakenSnapshot]) -> None:
     """Match each snapshot with the step that the report says, and for a torn one the next."""
     claims = {(ueid, seq): step for ueid, seq, step in run.report.snapshots}
     waiting = [(claims[item.chip, item.seq], item) for item in taken if (item.chip, item.seq) in claims]
@@ -315,7 +317,9 @@ def match_claimed(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[Taken
         before = state
 
 
-def match_anywhere(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[Taken], most: int) -> None:
+def match_anywhere(
+    run: DeclaredRun, replayer: RunReplayer, taken: Sequence[TakenSnapshot], most: int
+) -> None:
     """Look for what is left, if anything is, among all states of a run, if it has no more than ``most``."""
     if replayer.transcript.num_steps > most or all(item.is_done or not item.event.size for item in taken):
         return
@@ -328,7 +332,7 @@ def match_anywhere(run: DeclaredRun, replayer: RunReplayer, taken: Sequence[Take
         before = state
 
 
-def _try(run: DeclaredRun, item: Taken, states: Sequence[State]) -> None:
+def _try(run: DeclaredRun, item: TakenSnapshot, states: Sequence[State]) -> None:
     ranks = run.report.precommit.ranks
     if item.chip not in ranks or ranks.index(item.chip) >= len(run.opening.shards):
         return
@@ -345,7 +349,7 @@ def _examine(
     run: DeclaredRun,
     replayer: RunReplayer,
     declared: Sequence[DeclaredRun],
-    taken: Sequence[Taken],
+    taken: Sequence[TakenSnapshot],
     inquiry: Inquiry,
 ) -> RunEvidence:
     shown = {(item.chip, item.seq) for item in taken}

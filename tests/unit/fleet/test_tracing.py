@@ -17,7 +17,7 @@ from tallystick.fleet.agent.memory import Region, SnapshotOpening, page_hashes, 
 from tallystick.fleet.provenance.transcripts import Slice
 from tallystick.integrations import tracing
 from tallystick.integrations.tracing import SnapshotTrace, trace_snapshot
-from tallystick.integrations.watching import Taken, match_claimed
+from tallystick.integrations.watching import TakenSnapshot, match_claimed
 
 COUNT, PAGE, SALT, SEQ = 100, 64, b"\5" * 16, 5
 WHOLE = (Slice("w", "w", 0, COUNT),)
@@ -27,7 +27,7 @@ def values(seed: int) -> bytes:
     return np.random.default_rng(seed).random(COUNT).astype("<f4").tobytes()
 
 
-def taken(run: bytes, **memories: bytes) -> Taken:
+def taken(run: bytes, **memories: bytes) -> TakenSnapshot:
     """A snapshot of the regions ``w``, or ``w0``, ``w1``.. of several programs."""
     regions = [(f"{name[1:]}/w" if name != "w" else name, data) for name, data in memories.items()]
     leaves, first = list[bytes](), 0
@@ -37,7 +37,7 @@ def taken(run: bytes, **memories: bytes) -> Taken:
     shown = tuple(Region(name, "F32", "weights", len(data)) for name, data in regions)
     opening = SnapshotOpening(bytes(17), SEQ, SALT, PAGE, shown, tuple(leaves), 1)
     event = Snapshot(PAGE, len(leaves), 4 * COUNT, bytes(32), bytes(32), run=run)
-    return Taken("aa", SEQ, opening, event, lambda start, size: b"")
+    return TakenSnapshot("aa", SEQ, opening, event, lambda start, size: b"")
 
 
 class Run:
@@ -69,7 +69,7 @@ def trace(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SnapshotTrace]:
     def open_run(run: Run, source_of: object, replayers: dict[str, Any], evidence: dict[str, Any]) -> None:
         replayers[run.name] = run
 
-    def traced(item: Taken, *runs: Run) -> SnapshotTrace:
+    def traced(item: TakenSnapshot, *runs: Run) -> SnapshotTrace:
         record = SimpleNamespace(record=SimpleNamespace(seq=SEQ, event=item.event))
         monkeypatch.setattr(tracing, "read_chip", lambda *given: ([record], [], None))
         monkeypatch.setattr(tracing, "openings_of", lambda *given: [item])
