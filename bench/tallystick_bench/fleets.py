@@ -26,9 +26,8 @@ def fleet_rows(fleets: int, seed: int) -> Iterator[PartRow]:
     found = list[str]()
     passed = 0
     workers = min(os.cpu_count() or 1, fleets)
-    os.environ[PARENT] = str(os.getpid())
     spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawned, initializer=end_with_parent) as pool:
+    with ProcessPoolExecutor(workers, spawned, initializer=_begin, initargs=(os.getpid(),)) as pool:
         for number, (verdict, findings) in enumerate(pool.map(honest_fleet, range(seed, seed + fleets))):
             passed += verdict == "pass"
             found += [f"seed {seed + number}: {text}" for text in findings]
@@ -47,6 +46,12 @@ def fleet_rows(fleets: int, seed: int) -> Iterator[PartRow]:
     low, high = binomial_interval(accused, fleets, 0.95)
     yield PartRow("fleets", "share of fleets that do not pass, 95 % interval from", 100 * low, "%")
     yield PartRow("fleets", "to", 100 * high, "%")
+
+
+def _begin(parent: int) -> None:
+    """Have this process end with the one that waits for it."""
+    os.environ[PARENT] = str(parent)
+    end_with_parent()
 
 
 def honest_fleet(seed: int) -> tuple[str, list[str]]:

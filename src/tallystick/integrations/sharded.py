@@ -1,7 +1,7 @@
 """Shard maps of models that several ranks hold: which part of each of the state's entries lies in whose memory.
 
     torch.distributed.fsdp.fully_shard(model)                 # or parallelize_module, distribute_tensor, DDP
-    shards = shards_of(model, optimizer)                      # on every rank; after the first step the optimizer's too
+    shards = shards_of(model, optimizer)                      # on every rank, before the first step: it is committed to
     tallystick.observe(chip, model, optimizer)
 
 What a ``DTensor`` says of its placements and its mesh is what torch's own checkpoints go by. A parameter that is no ``DTensor``
@@ -12,8 +12,10 @@ into ``transcripts.ReportOpening``; the developer's word until a snapshot is mat
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -21,6 +23,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from tallystick.errors import InvalidInput
+from tallystick.execution.session.parameters import without_state
 from tallystick.fleet.provenance.transcripts import Slice
 from tallystick.integrations.observed import tensors_of
 
@@ -50,7 +53,32 @@ def slices_of(model: nn.Module, optimizer: Optimizer) -> tuple[Slice, ...]:
         InvalidInput: as ``shards_of``.
     """
     found = [_slice(name, tensor) for name, _, tensor in tensors_of(model, optimizer)]
+    names = {id(p): name for name, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if not optimizer.state.get(p):
+                found += _kept_of(names.get(id(p), "unnamed"), p, optimizer, group)
     return tuple(sorted(found, key=lambda piece: piece.entry))
+
+
+def _kept_of(name: str, p: Tensor, optimizer: Optimizer, group: Mapping[str, Any]) -> Iterator[Slice]:
+    """Yield what the optimizer will keep of a parameter from its first step on, as it keeps it of a small one."""
+    small, probe = nn.Parameter(torch.zeros(2, 3)), without_state(optimizer)
+    small.grad = torch.ones_like(small)
+    probe.param_groups = [{**group, "params": [small]}]
+    probe.step()
+    for key, value in probe.state[small].items():
+        if isinstance(value, Tensor):
+            entry = f"optimizer/{name}/{key}"
+            if value.shape == small.shape:
+                yield _slice(entry, p)
+            elif value.numel() == 1:
+                yield Slice(entry, entry, 0, 1)
+            else:
+                raise InvalidInput(
+                    f"{entry}: {type(optimizer).__name__} keeps {tuple(value.shape)} of {tuple(small.shape)} elements, "
+                    "and which part of it a rank has is known after its first step alone"
+                )
 
 
 def _slice(name: str, tensor: Tensor) -> Slice:

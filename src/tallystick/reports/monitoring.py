@@ -252,8 +252,8 @@ def _timeline(chips: Sequence[ChipView]) -> Chart:
     )  # fmt: skip
 
 
-def traced_page(found: SnapshotTrace, what: str) -> DonePage:
-    """Return what one snapshot, ``what``, was traced to."""
+def traced_page(found: SnapshotTrace, what: str, seconds: float) -> DonePage:
+    """Return what one snapshot, ``what``, was traced to in so many ``seconds``."""
     values: dict[str, object] = {
         **picked(found, "unexplained size named declared"),
         "parts": [
@@ -266,11 +266,12 @@ def traced_page(found: SnapshotTrace, what: str) -> DonePage:
         ],
         "unread": [{"run": name, "problem": problem} for name, problem in found.unread],
         "findings": [each.fields() for each in found.findings],
+        "seconds": seconds,
     }
     runs = f"{counted(found.declared, 'declared run')}, of which {found.named:,} name the chip"
     after: list[Row] = [
         ("unexplained", f"{found.unexplained:,} of {found.size:,} bytes"),
-        ("looked at", runs),
+        ("looked at", f"{runs}; {seconds:.2f} s"),
         *(("not read", f"{name}: {problem}") for name, problem in found.unread),
         *(("log", f"{each.rule} {each.name}: {each.text}") for each in found.findings),
     ]

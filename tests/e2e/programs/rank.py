@@ -91,15 +91,17 @@ def main() -> None:
     cut(held, kind, rank, ranks)
     optimizer = torch.optim.SGD(held.parameters(), lr=0.05, momentum=0.9)
     registration: Registration | None = None
+    committed = shards_of(held, optimizer)  # before the optimizer has anything
     for line in sys.stdin:
         ((_, state),) = replayer.states([int(line)])
         take(held, optimizer, state)
         if registration is not None:
             registration.close()
         registration = Registration(ChipDirectory(chip), held, optimizer, steps_done=int(line))
-        made = shards_of(held, optimizer)
+        if shards_of(held, optimizer) != committed:
+            raise SystemExit("the shard map is another one than before the first step")
         if rank == 0:
-            shards.write_text(json.dumps([[piece.row() for piece in each] for each in made]))
+            shards.write_text(json.dumps([[piece.row() for piece in each] for each in committed]))
         dist.barrier()
         print("ready", flush=True)
     dist.destroy_process_group()

@@ -98,3 +98,21 @@ def test_without_ranks_a_map_names_every_tensor_whole() -> None:
             ("optimizer/", "/step", 1),
         )
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop])
+def test_a_map_made_before_the_first_step_is_the_one_after_it(form: type[torch.optim.Optimizer]) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = form(model.parameters(), lr=0.1, **({"momentum": 0.9} if form is torch.optim.SGD else {}))
+    before = slices_of(model, optimizer)
+    assert not optimizer.state
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert slices_of(model, optimizer) == before
+    assert any(piece.entry.startswith("optimizer/weight/") for piece in before)
+
+
+def test_what_an_optimizer_keeps_by_rows_is_known_after_its_first_step_alone() -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InvalidInput, match=r"Adafactor keeps .* is known after its first step alone"):
+        slices_of(model, torch.optim.Adafactor(model.parameters()))

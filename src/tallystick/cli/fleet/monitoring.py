@@ -208,10 +208,12 @@ def trace(
     if not folder.is_dir():
         raise StoreError(f"{folder}: there is no such folder")
     ((ueid, key),) = load_chip_keys([chip]).items()
+    started = time.perf_counter()
     found = trace_snapshot(
         OwnerFolder(folder), ueid, snapshot, KnownChip(key), lambda stated: choose_source(job, stated)
     )
-    answer(traced_page(found, f"chip {ueid}, snapshot {snapshot}"), as_json=as_json)
+    seconds = time.perf_counter() - started
+    answer(traced_page(found, f"chip {ueid}, snapshot {snapshot}", seconds), as_json=as_json)
     return 0 if found.parts else 3
 
 

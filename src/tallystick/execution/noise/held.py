@@ -28,7 +28,7 @@ def with_larger(policy: Policy, measured: Calibration, before: Calibration) -> C
     """Return ``measured`` with the noise of all but most gradients where it was larger when ``before`` was measured.
 
     Where grids are not chosen anew, those of buffers, states, losses and loud gradients only become coarser. A loud gradient's
-    stays so however loud it was in between: its trainer goes by the grid alone. And who records a loop of another's writing
+    stays so however quiet it was in between: its trainer goes by the grid alone. And who records a loop of another's writing
     measures in the middle of a step, when decisions have been taken as measured before.
     """
     noise, sites = {**measured.noise}, {**measured.table.sites}
